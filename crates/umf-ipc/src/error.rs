@@ -76,7 +76,8 @@ pub enum Error {
     /// The handle was sent for as many openers as have claimed it, or its sender cancelled it or
     /// ended, and its memory was freed since.
     #[error(
-        "cannot open the handle of slot {slot} of producer {pid}: its memory was freed, and it was opened as often as its          sender said, cancelled, or its sender ended; let the sender send it again, for more readers if more are to open it"
+        "cannot open the handle of slot {slot} of producer {pid}: its memory was freed, and it was opened as often as its \
+         sender said, cancelled, or its sender ended; let the sender send it again, for more readers if more are to open it"
     )]
     TicketClaimed {
         /// The producer's process id.
@@ -86,13 +87,15 @@ pub enum Error {
     },
     /// A handle is passed on that is not the one that its mapping was opened with.
     #[error(
-        "cannot pass on the handle: it names other memory than the mapping; pass the handle that the mapping was opened          with"
+        "cannot pass on the handle: it names other memory than the mapping; pass the handle that the mapping was opened \
+         with"
     )]
     OtherHandle,
-    /// A handle is passed on by an importer without leases.
+    /// An importer without leases passes on a handle, or opens a handle in transit whose memory was
+    /// freed.
     #[error(
-        "cannot pass on the handle: this process opens without leases (ipc.leases = \"off\"), so that nothing keeps the \
-         memory; set ipc.leases = \"on\""
+        "cannot pass on the handle, or open it after its memory was freed: this process opens without leases \
+         (ipc.leases = \"off\"), so that nothing keeps the memory; set ipc.leases = \"on\""
     )]
     LeasesOff,
     /// No allowed exchange mode can fetch the producer's fd.

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use umf_tests::{Actor, Patience, ProcessSnapshot, spawn};
+use umf_tests::{Actor, Outcome, Patience, ProcessSnapshot, machine, spawn};
 
 /// Starts a producer with a pool `p`.
 fn producer(mode: &str) -> Actor {
@@ -206,4 +206,114 @@ fn messages_leave_nothing_behind() {
     for (before, actor) in before.iter().zip([&producer, &importer]) {
         before.assert_restored(actor);
     }
+}
+
+/// The generation changes while the opener reads the ledger.
+#[test]
+fn message_opens_while_another_thread_frees_its_block() {
+    use std::sync::Mutex;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    const ROUNDS: u64 = 20_000;
+    let pool = umf::Pool::shared().unwrap();
+    let (block, round) = (Mutex::new(None), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for next in 1..=ROUNDS {
+                while round.load(Ordering::Acquire) < next {
+                    std::thread::yield_now();
+                }
+                drop(block.lock().unwrap().take());
+            }
+        });
+        for next in 1..=ROUNDS {
+            let sent = pool.allocate(4096).unwrap();
+            let message = sent.send_handle().unwrap();
+            *block.lock().unwrap() = Some(sent);
+            round.store(next, Ordering::Release);
+            (0..next % 100).for_each(|_| std::hint::spin_loop());
+            let opened = umf::open(&message);
+            if let Err(error) = opened {
+                // Lets the other thread end.
+                round.store(ROUNDS, Ordering::Release);
+                panic!("round {next}: {error}");
+            }
+            while block.lock().unwrap().is_some() {
+                std::thread::yield_now();
+            }
+        }
+    });
+}
+
+/// The producer has retired the export, and has not found the ticket yet.
+#[test]
+fn message_opens_while_its_block_is_freed() {
+    for failpoint in ["ledger.retired", "lease.scanning", "lease.rows_passed"] {
+        let (mut producer, mut importer) = (producer("socket"), importer("socket"));
+        producer.ok("alloc p 10240 -> p.block");
+        producer.ok("fill p.block 6");
+        let message = producer.handle("send p.block 1");
+        producer.ok(&format!("arm {failpoint} 1 sleep:3000"));
+        producer.send("free p p.block");
+        std::thread::sleep(Duration::from_millis(700));
+        importer.ok(&format!("open {message} -> got"));
+        importer.check("got", 6);
+        assert!(matches!(producer.outcome(Duration::from_secs(20)), Outcome::Answer(Ok(_))));
+        importer.ok("close got");
+        assert_released(&mut producer);
+    }
+}
+
+#[test]
+fn message_opens_without_proc() {
+    const TEST: &str = "message_opens_without_proc";
+    if !machine::is_root() {
+        return machine::skip(TEST, "mounting needs root");
+    }
+    let mut producer = producer("socket");
+    for mode in ["procfs,socket", "auto"] {
+        let spawn = spawn!().env("UMF_IPC_EXCHANGE", mode);
+        let Some(mut importer) = machine::in_namespaces(TEST, spawn, libc::CLONE_NEWNS) else { return };
+        importer.ok("mount tmpfs /proc size=64k");
+        for seed in 1..=3 {
+            let (message, _) = send(&mut producer, seed, 1);
+            importer.ok(&format!("open {message} -> got"));
+            importer.check("got", seed);
+            let text = importer.ask(&format!("pass-on got {message} 1")).unwrap_err().message;
+            assert!(text.contains("mount /proc"), "{text}");
+            importer.ok("close got");
+            assert_released(&mut producer);
+        }
+    }
+}
+
+/// A child has no lease of what its parent has opened.
+#[test]
+fn forked_child_passes_on_only_what_is_kept() {
+    let (mut producer, mut importer, mut reader) = (producer("auto"), importer("auto"), importer("auto"));
+    producer.ok("alloc p 10240 -> p.block");
+    producer.ok("fill p.block 8");
+    let plain = producer.handle("handle p.block");
+    importer.ok(&format!("open {plain} -> got"));
+    importer.fork();
+    let passed_on = importer.handle(&format!("child pass-on got {plain} 1"));
+    importer.ok("close got");
+    producer.ok("free p p.block");
+    assert!(held(&mut producer) >= 10240, "in transit from the child");
+    reader.ok(&format!("open {passed_on} -> got"));
+    reader.check("got", 8);
+    reader.ok("close got");
+    importer.ok("child in-transit");
+    assert_released(&mut producer);
+    importer.fails(&format!("child pass-on got {plain} 1"), "Stale");
+    assert_eq!(importer.ok("child in-transit"), "0");
+}
+
+#[test]
+fn importer_without_leases_does_not_claim() {
+    let mut producer = producer("auto");
+    let mut importer = spawn!().env("UMF_IPC_LEASES", "off").start();
+    let (message, _) = send(&mut producer, 1, 1);
+    importer.fails(&format!("open {message} -> got"), "LeasesOff");
+    assert_eq!(producer.ok("in-transit"), "1");
 }

@@ -487,6 +487,55 @@ mod tests {
         assert_eq!(umf_os::file::identity(&number), umf_os::file::identity(&other));
     }
 
+    /// A peer sends any slot and generation.
+    #[test]
+    fn file_of_an_export_that_never_was_is_refused() {
+        use umf_core::{Layout, Visibility};
+        use umf_runtime::Upstream;
+
+        let host = umf_provider_host::HostProvider::builder().visibility(Visibility::Shared);
+        let upstream = Upstream::new(host.isolate(true).build().unwrap()).unwrap();
+        let (region, _) = upstream.allocate(Layout::new(4096, 1).unwrap()).unwrap();
+        let exporter = Exporter::new(ExporterSettings::default()).unwrap();
+        // SAFETY: the test does not touch the memory.
+        let handle = unsafe { exporter.handle(region.base()) }.unwrap();
+        let state = exporter.inner.current().unwrap();
+        for generation in [0, handle.generation() + 1, handle.generation() + 2, u64::MAX] {
+            assert_eq!(state.fd_of(handle.slot(), generation).unwrap_err(), handle.generation());
+        }
+        assert_eq!(state.fd_of(u32::MAX, u64::MAX).unwrap_err(), 0);
+        // SAFETY: the test's own region, which nothing uses.
+        unsafe { upstream.free(region) }.unwrap();
+        for generation in [u64::MAX, handle.generation() + 2] {
+            assert_eq!(state.fd_of(handle.slot(), generation).unwrap_err(), handle.generation() + 1);
+        }
+    }
+
+    /// Exporters of one process have equal slots and generations.
+    #[test]
+    fn handle_of_another_exporter_is_not_passed_on() {
+        use umf_core::{Layout, Visibility};
+        use umf_runtime::Upstream;
+
+        let host = umf_provider_host::HostProvider::builder().visibility(Visibility::Shared);
+        let upstream = Upstream::new(host.build().unwrap()).unwrap();
+        let (region, _) = upstream.allocate(Layout::new(4096, 1).unwrap()).unwrap();
+        let exporters = [(); 2].map(|()| Exporter::new(ExporterSettings::default()).unwrap());
+        // SAFETY: the test does not touch the memory.
+        let handles = exporters.each_ref().map(|one| unsafe { one.handle(region.base()) }.unwrap());
+        assert_eq!(handles[0].slot(), handles[1].slot());
+        let importer = crate::Importer::builder().import(Arc::new(umf_provider_host::HostImport::new()));
+        let importer = importer.build().unwrap();
+        let mapping = importer.open(&handles[0]).unwrap();
+        let passed_on = mapping.send_handle(&handles[1], NonZeroU16::MIN);
+        assert!(matches!(passed_on, Err(crate::Error::OtherHandle)), "{passed_on:?}");
+        mapping.send_handle(&handles[0], NonZeroU16::MIN).unwrap();
+        drop(mapping);
+        drop(exporters);
+        // SAFETY: the test's own region, which nothing uses.
+        let _ = unsafe { upstream.free(region) };
+    }
+
     #[test]
     fn region_handle_names_the_region_whatever_lies_in_it() {
         use umf_core::{Layout, Pool, Visibility};

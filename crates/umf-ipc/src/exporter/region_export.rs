@@ -35,7 +35,7 @@ impl NativeGuard {
     ///
     /// # Errors
     /// [`crate::Error::System`] if the descriptor was closed, or its number now names another file.
-    pub(super) fn checked_fd(&self) -> Option<crate::Result<Arc<OwnedFd>>> {
+    pub(crate) fn checked_fd(&self) -> Option<crate::Result<Arc<OwnedFd>>> {
         let fd = self.fd()?;
         if umf_os::file::identity(fd).ok() == self.identity {
             return Some(Ok(Arc::clone(fd)));

@@ -405,27 +405,37 @@ impl ExporterState {
     /// # Errors
     /// The slot's generation if the export is neither; 0 if its descriptor was lost.
     pub(super) fn fd_of(&self, slot: u32, generation: u64) -> core::result::Result<Arc<OwnedFd>, u64> {
-        let ledger = &self.exports.ledger;
-        let now = || ledger.generation_of(slot).unwrap_or(0);
-        let (region, expected) = match ledger.region_of(slot, generation) {
-            Ok(region) => (region, generation),
-            // Retired, and held for a ticket or an importer.
-            Err(now) if now == generation + 1 && self.exports.holds(slot) => {
-                (ledger.region_of(slot, now)?, now)
+        match self.fd_at(slot, generation) {
+            // Retired. If it was sent with a ticket, its sender keeps it.
+            Err(now) if Some(now) == generation.checked_add(1) && self.exports.leases.is_counted(slot) => {
+                self.fd_at(slot, now)
             }
-            Err(now) => return Err(now),
-        };
-        let fd = self.cache.peek(&region, |entry| entry.value.native.clone()).flatten();
-        let fd = fd.or_else(|| self.exports.native_of(region)).and_then(|native| native.checked_fd());
+            found => found,
+        }
+    }
+
+    /// Returns the file of the export in a slot that has this generation.
+    ///
+    /// # Errors
+    /// As [`ExporterState::fd_of`].
+    fn fd_at(&self, slot: u32, generation: u64) -> core::result::Result<Arc<OwnedFd>, u64> {
+        let ledger = &self.exports.ledger;
+        let region = ledger.region_of(slot, generation)?;
+        // The native export is not cloned: its last owner returns it to the provider.
+        let fd = self
+            .cache
+            .peek(&region, |entry| entry.value.native.as_ref().and_then(|native| native.checked_fd()))
+            .unwrap_or_else(|| self.exports.deferred_fd(region));
+        let now = ledger.generation_of(slot).unwrap_or(0);
         match fd {
             // If the slot still has the export after the look-up, the descriptor was that of the
             // export.
-            Some(Ok(fd)) if now() == expected => Ok(fd),
+            Some(Ok(fd)) if now == generation => Ok(fd),
             Some(Err(error)) => {
                 tracing::warn!(slot, %error, "cannot send an exported file to an importer");
                 Err(0)
             }
-            _ => Err(now()),
+            _ => Err(now),
         }
     }
 

@@ -283,7 +283,7 @@ impl Handle {
     /// Returns whether `now` is the handle's generation or, with a ticket, that of the export after
     /// it was retired: the ticket's sender may keep its memory.
     pub(crate) fn fits(&self, now: u64) -> bool {
-        now == self.generation() || (self.has_ticket() && now == self.generation() + 1)
+        now == self.generation() || (self.has_ticket() && Some(now) == self.generation().checked_add(1))
     }
 
     /// Returns whether a device may import the memory. It may then write to the memory after the

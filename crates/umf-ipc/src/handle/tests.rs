@@ -41,6 +41,13 @@ fn forged(at: usize, value: &[u8]) -> Result<Handle, DecodeError> {
 }
 
 #[test]
+fn ticket_of_the_last_generation_fits_no_other() {
+    let handle = forged(codec::GENERATION.start, &u64::MAX.to_le_bytes()).unwrap();
+    let handle = handle.with_ticket(Some(Ticket { number: 1, row: 0, word: 0 }));
+    assert!(handle.fits(u64::MAX) && !handle.fits(0) && !handle.fits(u64::MAX - 1));
+}
+
+#[test]
 fn bytes_text_and_serde_round_trip() {
     let handle = sample();
     assert_eq!(Handle::from_bytes(&handle.to_bytes()), Ok(handle));

@@ -4,12 +4,13 @@ use core::fmt;
 use core::num::NonZeroU16;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::Arc;
 
 use umf_core::{Access, Address, CpuAccess, HostAccess, Plain, ReadView, Transfer, View};
 use umf_sync::{failpoint, thread};
 
-use super::ImporterInner;
 use super::region::ImportedRegion;
+use super::{ImporterInner, producer};
 use crate::cache::{MemoValue, Pin};
 use crate::handle::Handle;
 use crate::lease::Lease;
@@ -19,6 +20,8 @@ use crate::{Error, Result, protocol};
 pub(super) const HOST_ACCESSIBLE: u64 = 1;
 /// A flag of [`OpenBlock`]: writing is refused.
 pub(super) const READ_ONLY: u64 = 2;
+/// A flag of [`OpenBlock`]: the kind of memory brackets CPU accesses, or copies for the CPU.
+pub(super) const BRACKETS_ACCESS: u64 = 4;
 
 /// An open block: its address, its lease and the address of its generation. The pinned entry keeps
 /// the pointers valid.
@@ -31,10 +34,11 @@ pub(super) struct OpenBlock {
     pub generation: u64,
     /// The slot's generation in the producer's ledger.
     pub word: NonNull<AtomicU64>,
-    /// [`HOST_ACCESSIBLE`], [`READ_ONLY`]. A whole word, so that an open copies no padding.
+    /// [`HOST_ACCESSIBLE`], [`READ_ONLY`], [`BRACKETS_ACCESS`]. A whole word, so that an open copies
+    /// no padding.
     pub flags: u64,
-    /// The region, if its kind of memory brackets CPU accesses or copies for the CPU.
-    pub access_region: Option<NonNull<ImportedRegion>>,
+    /// The region.
+    pub region: NonNull<ImportedRegion>,
     /// The producer's pid, for error messages.
     pub pid: u32,
     /// The slot in the ledger, for error messages.
@@ -72,7 +76,7 @@ impl<'i> Mapping<'i> {
     /// # Safety
     /// The caller owns the pin and the lease. The pinned entry's mapping contains `block.length`
     /// bytes at `block.base`, accessible according to `block.flags`. `block.word` is a generation
-    /// in the ledger that the entry keeps mapped. `block.access_region` is the entry's value.
+    /// in the ledger that the entry keeps mapped. `block.region` is the entry's value.
     #[inline]
     pub(super) const unsafe fn new(importer: &'i ImporterInner, pin: Pin, block: OpenBlock) -> Self {
         Self { importer, pin, block }
@@ -99,16 +103,23 @@ impl<'i> Mapping<'i> {
     ///
     /// # Errors
     /// [`Error::OtherHandle`]; those of opening a lease table; [`Error::LimitReached`] for more than
-    /// 524,288 handles in transit; [`Error::LeasesOff`] if this importer opens without leases.
+    /// 524,288 handles in transit; [`Error::LeasesOff`] if this importer opens without leases;
+    /// [`Error::Stale`] in a forked child of the process that opened it, if the memory was freed.
     pub fn send_handle(&self, handle: &Handle, readers: NonZeroU16) -> Result<Handle> {
-        let OpenBlock { generation, pid, slot, .. } = self.block;
-        if (handle.pid(), handle.slot(), handle.generation()) != (pid, slot, generation) {
+        let OpenBlock { generation, slot, lease, .. } = self.block;
+        let producer = &self.region().producer;
+        if (handle.nonce(), handle.slot(), handle.generation()) != (producer.nonce(), slot, generation) {
             return Err(Error::OtherHandle);
         }
-        if self.block.lease.is_none() {
-            return Err(Error::LeasesOff);
+        let lease = lease.ok_or(Error::LeasesOff)?;
+        let ticket = producer.send(slot, readers.get(), self.importer.exchange())?;
+        // A forked child has no lease, so that the ticket's one may have come too late.
+        if !lease.is_of_this_process() && !self.is_current_since_lease() {
+            producer.cancel(slot, ticket);
+            return Err(producer.stale(handle, self.generation_now()));
         }
-        self.importer.send_handle(handle, readers.get())
+        producer::keep_sender(Arc::clone(producer));
+        Ok(handle.with_ticket(Some(ticket)))
     }
 
     /// Returns whether writing is refused.
@@ -260,14 +271,19 @@ impl<'i> Mapping<'i> {
         Ok(unsafe { CpuAccess::begin(self.host_access(), self.block.base, self.block.length, access) }?)
     }
 
-    fn region(&self) -> Option<&ImportedRegion> {
+    fn region(&self) -> &ImportedRegion {
         // SAFETY: by `new`'s contract it is the value of the entry, which the pin keeps and which
         // does not change.
-        self.block.access_region.map(|region| unsafe { region.as_ref() })
+        unsafe { self.block.region.as_ref() }
+    }
+
+    /// Returns the region if its kind of memory brackets CPU accesses or copies for the CPU.
+    fn access_region(&self) -> Option<&ImportedRegion> {
+        (self.block.flags & BRACKETS_ACCESS != 0).then(|| self.region())
     }
 
     fn host_access(&self) -> Option<&dyn HostAccess> {
-        self.region()?.import.host_access()
+        self.access_region()?.import.host_access()
     }
 
     /// Returns the copy engine and the address of `length` bytes at `offset`, if the CPU cannot
@@ -276,7 +292,7 @@ impl<'i> Mapping<'i> {
         if self.is_host_accessible() {
             return Ok(None);
         }
-        let transfer = self.region().and_then(|region| region.import.transfer());
+        let transfer = self.access_region().and_then(|region| region.import.transfer());
         let transfer = transfer.ok_or(Error::NotHostAccessible)?;
         self.end_of(offset, length)?;
         Ok(Some((transfer, self.block.base.checked_add(offset as u64).unwrap_or(self.block.base))))

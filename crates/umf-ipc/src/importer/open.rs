@@ -17,6 +17,7 @@ use crate::cache::{CacheStatistics, Memo, MemoEntry, Pin};
 use crate::handle::{Handle, SIZE};
 use crate::identity;
 use crate::ledger::PublishedCounters;
+use crate::transfer::Exchange;
 use crate::{Error, Result, protocol};
 
 /// The number of producers above which those without a cached mapping are disconnected.
@@ -109,6 +110,7 @@ impl ImporterInner {
     fn open_slow(&self, handle: &Handle, access: Access) -> Result<Mapping<'_>> {
         let opened = self.retry_after_eviction(|| self.open_checked(handle, access));
         let opened = opened.map_err(|error| match error {
+            Error::Stale { .. } if handle.has_ticket() && !self.settings.leases => Error::LeasesOff,
             Error::Stale { pid, slot, .. } if handle.has_ticket() => Error::TicketClaimed { pid, slot },
             error => error,
         });
@@ -127,7 +129,7 @@ impl ImporterInner {
     /// Removes the cached mappings and the producer that are useless after this error.
     fn clean_up_after(&self, error: &Error, handle: &Handle) {
         match error {
-            Error::Stale { .. } | Error::TicketClaimed { .. } => {
+            Error::Stale { .. } | Error::TicketClaimed { .. } | Error::LeasesOff => {
                 self.cache.counters().stale.fetch_add(1, Ordering::Relaxed);
                 // The whole region may have been freed.
                 let window = self.window_size(handle).ok().flatten();
@@ -205,7 +207,7 @@ impl ImporterInner {
             generation: handle.generation(),
             word,
             flags: region.flags(access),
-            access_region: region.brackets_access().then(|| NonNull::from(region)),
+            region: NonNull::from(region),
             pid: handle.pid(),
             slot: handle.slot(),
         };
@@ -213,10 +215,10 @@ impl ImporterInner {
         let ticket = handle.ticket().filter(|_| lease.is_some());
         let ticket = ticket.map(|ticket| (ticket, Arc::clone(producer)));
         // SAFETY: the pin keeps the entry, and with it region and ledger; `word` is the generation
-        // of its slot, and `access_region` the entry's value.
+        // of its slot, and `region` the entry's value.
         let mapping = unsafe { Mapping::new(self, pinned.into_pin(), block) };
         if let Some((ticket, producer)) = ticket
-            && producer.claim(ticket)?
+            && producer.claim(ticket, &self.settings.exchange)?
         {
             // What was read before may have been of a slot that was being reused.
             producer.content(handle)?;
@@ -242,12 +244,8 @@ impl ImporterInner {
         Ok(mapping)
     }
 
-    /// Sends a ticket of the handle that `mapping` was opened with. See [`Mapping::send_handle`].
-    pub(super) fn send_handle(&self, handle: &Handle, readers: u16) -> Result<Handle> {
-        let producer = self.producer(handle)?;
-        let ticket = producer.send(handle.slot(), readers, &self.settings.exchange)?;
-        producer::keep_sender(producer);
-        Ok(handle.with_ticket(Some(ticket)))
+    pub(super) const fn exchange(&self) -> &Exchange {
+        &self.settings.exchange
     }
 
     /// Returns the producer of a handle. Connects to it if it is not known.

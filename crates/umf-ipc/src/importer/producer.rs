@@ -78,6 +78,10 @@ impl Producer {
         &self.ledger
     }
 
+    pub(super) const fn nonce(&self) -> Nonce {
+        self.nonce
+    }
+
     pub(super) const fn pid(&self) -> u32 {
         self.channel.pid()
     }
@@ -109,8 +113,14 @@ impl Producer {
 
     /// Claims the ticket of a handle for the holder of a lease of its slot. Returns `false` if it
     /// cannot be claimed any more.
-    pub(super) fn claim(&self, ticket: Ticket) -> Result<bool> {
-        self.leases().map_or(Ok(false), |leases| leases.claim(ticket))
+    pub(super) fn claim(&self, ticket: Ticket, exchange: &Exchange) -> Result<bool> {
+        let Ok(leases) = self.leases() else { return Ok(false) };
+        let fetch_table = || {
+            let no_table = Error::Misbehaved { pid: self.pid(), what: "its ledger names no lease table" };
+            let (number, _) = self.ledger.lease_table().ok_or(no_table)?;
+            Ok(self.channel.fetch(RemoteFd::LeaseTable(number), exchange)?.fd)
+        };
+        leases.claim(ticket, fetch_table)
     }
 
     /// Sends a ticket of an export that the caller has open.
@@ -233,9 +243,11 @@ impl Producer {
     /// ledger.
     pub(super) fn content(&self, handle: &Handle) -> Result<SlotContent> {
         let slot = self.slot(handle)?;
-        let now = slot.generation();
-        let now = if handle.fits(now) { now } else { handle.generation() };
-        let content = slot.read(now).map_err(|now| self.stale(handle, now))?;
+        let content = slot.read(handle.generation()).or_else(|now| {
+            // The export may be retired during the first read.
+            if handle.fits(now) { slot.read(now) } else { Err(now) }
+        });
+        let content = content.map_err(|now| self.stale(handle, now))?;
         let is_same = content.fd == handle.data_fd().unwrap_or(-1)
             && (content.device, content.inode) == handle.data_identity()
             && content.region_id == handle.region_id()

@@ -11,7 +11,7 @@ use umf_os::ReceivedFd;
 use umf_sync::{failpoint, thread};
 
 use super::ImporterInner;
-use super::mapping::{HOST_ACCESSIBLE, READ_ONLY};
+use super::mapping::{BRACKETS_ACCESS, HOST_ACCESSIBLE, READ_ONLY};
 use super::producer::Producer;
 use crate::cache::{Cached, MemoEntry, MemoValue, Pin, Pinned};
 use crate::handle::Handle;
@@ -84,15 +84,12 @@ impl ImportedRegion {
     }
 
     /// Returns the flags of an [`OpenBlock`](super::mapping::OpenBlock) in this mapping.
-    pub(super) const fn flags(&self, access: Access) -> u64 {
+    pub(super) fn flags(&self, access: Access) -> u64 {
         let is_read_only = self.imported.read_only || matches!(access, Access::ReadOnly);
         let host_accessible = if self.imported.host_accessible { HOST_ACCESSIBLE } else { 0 };
-        host_accessible | if is_read_only { READ_ONLY } else { 0 }
-    }
-
-    /// Returns whether the kind of memory brackets CPU accesses, or copies for the CPU.
-    pub(super) fn brackets_access(&self) -> bool {
-        self.import.host_access().is_some() || self.import.transfer().is_some()
+        let brackets_access = self.import.host_access().is_some() || self.import.transfer().is_some();
+        let flag = |is_set, flag| if is_set { flag } else { 0 };
+        host_accessible | flag(is_read_only, READ_ONLY) | flag(brackets_access, BRACKETS_ACCESS)
     }
 
     /// Returns whether the producer has ended, or all of the regions that were opened here most

@@ -101,17 +101,14 @@ impl DeferredExports {
         (self.count, self.bytes)
     }
 
-    pub(super) fn has_slot(&self, slot: u32) -> bool {
-        self.blocks.values().chain(self.regions.values()).flatten().any(|one| one.slot == slot)
-    }
-
     /// Returns the number of deferred exports and of native exports that are being returned.
     pub(super) fn pending(&self) -> usize {
         self.count + self.returning.len()
     }
 
-    pub(super) fn native_of(&self, region: u64) -> Option<Arc<NativeGuard>> {
-        self.natives.get(&region).map(|native| Arc::clone(&native.guard))
+    /// Returns the native export of a region.
+    pub(super) fn native(&self, region: u64) -> Option<&Arc<NativeGuard>> {
+        self.natives.get(&region).map(|native| &native.guard)
     }
 
     /// Removes the exports that overlap `range` and are no longer open. Returns whether an

@@ -2,6 +2,7 @@
 //! exports that are still open.
 
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
 
 use umf_core::Address;
@@ -159,11 +160,6 @@ impl ExportTable {
         self.tickets.lock().as_ref().map_or(0, |own| own.sent_tickets() as u64)
     }
 
-    /// Returns whether the retired export in `slot` was leased when it was checked last.
-    pub(crate) fn holds(&self, slot: u32) -> bool {
-        self.has_pending() && self.deferred.lock().has_slot(slot)
-    }
-
     /// Retires the export of a freed block, and frees its slot if no other process has the block
     /// open. Takes no lock if the block was never opened.
     pub(crate) fn retire_fast(&self, slot: u32, generation: u64, is_device: bool) -> RetireOutcome {
@@ -261,7 +257,16 @@ impl ExportTable {
         if !self.has_pending() {
             return None;
         }
-        self.deferred.lock().native_of(region)
+        self.deferred.lock().native(region).map(Arc::clone)
+    }
+
+    /// Returns the descriptor of the region's native export that deferred exports hold, as
+    /// [`NativeGuard::checked_fd`] does.
+    pub(crate) fn deferred_fd(&self, region: u64) -> Option<Result<Arc<OwnedFd>>> {
+        if !self.has_pending() {
+            return None;
+        }
+        self.deferred.lock().native(region)?.checked_fd()
     }
 
     /// Called when the exporter is dropped. If retired exports are leased, their memory must not be

@@ -42,6 +42,12 @@ pub(crate) struct Lease {
 }
 
 impl Lease {
+    /// Returns whether this process took the lease, and not a process that it was forked from.
+    pub(crate) fn is_of_this_process(self) -> bool {
+        // SAFETY: the `ImporterLeases` exist. A forked child leaks them together with this word.
+        unsafe { self.is_owner.as_ref() }.load(Ordering::Relaxed) != 0
+    }
+
     /// Returns the counter that has the lease.
     #[inline]
     pub(crate) const fn word(self) -> NonNull<AtomicU64> {
@@ -54,9 +60,7 @@ impl Lease {
     /// The lease was not released before, and its [`ImporterLeases`] exists.
     #[inline]
     pub(crate) unsafe fn release(self) {
-        // SAFETY: the caller guarantees that the `ImporterLeases` exist. A forked child leaks them
-        // together with this word.
-        if unsafe { self.is_owner.as_ref() }.load(Ordering::Relaxed) != 0 {
+        if self.is_of_this_process() {
             // SAFETY: this is the process that maps the row, and the caller guarantees that the
             // mapping exists.
             protocol::release_lease(unsafe { self.word.as_ref() });
@@ -216,6 +220,12 @@ impl ImporterLeases {
         self.rows.lock().taken.len()
     }
 
+    /// Writes the table's `events`, as any process can.
+    #[cfg(test)]
+    pub(super) fn set_events(&self, value: u64) {
+        self.head.header().events.0.store(value, Ordering::SeqCst);
+    }
+
     /// Acts as if the process was killed: the kernel drops the row locks, and nothing is cleared.
     #[cfg(test)]
     pub(super) fn simulate_kill(self) {
@@ -250,8 +260,11 @@ impl ImporterLeases {
     /// Those of taking a row; [`Error::LimitReached`].
     pub(crate) fn send(&self, slot: u32, readers: u16) -> Result<Ticket> {
         let take_row = || {
-            let reopened =
-                self.reopen().map_err(|errno| Error::system("opening the lease table anew", errno))?;
+            let reopened = self.reopen().map_err(|errno| Error::System {
+                call: REOPENING,
+                errno,
+                hint: "; sending handles in transit needs /proc: mount /proc here",
+            })?;
             let row = self.take_row(reopened, true)?;
             self.head.owner(row.number).is_of_tickets.store(1, Ordering::Relaxed);
             Ok(row)
@@ -262,22 +275,44 @@ impl ImporterLeases {
         self.sent.lock().send(slot, readers, &self.head.header().events.0, take_row, mark)
     }
 
-    /// Claims a ticket. The caller has acquired a lease of the same slot.
-    pub(crate) fn claim(&self, ticket: Ticket) -> Result<bool> {
-        let events = &self.head.header().events.0;
-        let is_claimed =
-            self.with_ticket(ticket, |word| protocol::ticket::claim(word, events, ticket.number))?;
+    /// Claims a ticket. The caller has acquired a lease of the same slot. `fetch_table` fetches
+    /// another descriptor of the table, for a process that has none.
+    pub(crate) fn claim(
+        &self,
+        ticket: Ticket,
+        fetch_table: impl FnOnce() -> Result<ReceivedFd>,
+    ) -> Result<bool> {
+        let (shape, events) = (self.head.shape(), &self.head.header().events.0);
+        let claim = |word: &AtomicU64| protocol::ticket::claim(word, events, ticket.number);
+        let is_claimed = match self.ticket_rows.with_word(shape, ticket, claim) {
+            Some(is_claimed) => is_claimed,
+            None if !tickets::is_inside(shape, ticket) => false,
+            None => {
+                self.map_tickets(ticket.row, fetch_table)?;
+                self.ticket_rows.with_word(shape, ticket, claim).unwrap_or(false)
+            }
+        };
         failpoint!("ticket.claimed");
         Ok(is_claimed)
     }
 
-    fn with_ticket(&self, ticket: Ticket, f: impl FnOnce(&AtomicU64) -> bool) -> Result<bool> {
-        // Without a descriptor of the table, or if the program has closed it, no ticket is found.
-        let fd = self.fd.as_ref().filter(|fd| umf_os::file::identity(fd) == Ok(self.file));
-        let Some(fd) = fd else { return Ok(false) };
-        let found = self.ticket_rows.with_word(fd, self.head.shape(), ticket, f);
-        let found = found.map_err(|errno| Error::system("mmap of a row of tickets", errno))?;
-        Ok(found.unwrap_or(false))
+    /// Maps the ticket words of a row.
+    #[cold]
+    fn map_tickets(&self, row: u16, fetch_table: impl FnOnce() -> Result<ReceivedFd>) -> Result<()> {
+        let shape = self.head.shape();
+        // The first row may have taken the descriptor, or the program may have closed it.
+        let mapped = match self.fd.as_ref().filter(|fd| umf_os::file::identity(fd) == Ok(self.file)) {
+            Some(fd) => self.ticket_rows.map(fd, shape, row),
+            None => {
+                let fetched = fetch_table()?.into_inner();
+                if umf_os::file::identity(&fetched) != Ok(self.file) {
+                    let what = "it sent another lease table than before";
+                    return Err(Error::Misbehaved { pid: self.pid, what });
+                }
+                self.ticket_rows.map(fetched, shape, row)
+            }
+        };
+        mapped.map_err(|errno| Error::system("mmap of a row of tickets", errno))
     }
 
     /// Releases the leases of this process's tickets of `slot` that were claimed.

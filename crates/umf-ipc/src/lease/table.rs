@@ -156,6 +156,22 @@ impl LeaseTable {
         }
     }
 
+    /// Returns whether a row counts a lease of the export in `slot`. Its owner may have ended.
+    ///
+    /// A lease that moves between rows may be missed. That of a ticket does not move before the
+    /// ticket is claimed.
+    pub(crate) fn is_counted(&self, slot: u32) -> bool {
+        let Some(mut scan) = self.scan(slot) else { return false };
+        while let Some(row) = next_opened(&scan) {
+            // A row that cannot be mapped counts as leased, as in `is_leased`.
+            if self.word(row, slot).is_none_or(|word| word.load(Ordering::SeqCst) != 0) {
+                return true;
+            }
+            scan.row = row + 1;
+        }
+        false
+    }
+
     fn start_scan(&self, slot: u32) -> Scan {
         // The events first: a claim after this load is found by the comparison at the scan's end,
         // one before it by the loads after it.

@@ -492,7 +492,7 @@ proptest! {
 /// Claims a ticket as an open does. Returns the opener's lease.
 fn claim(importer: &ImporterLeases, slot: u32, ticket: Ticket) -> Option<Lease> {
     let lease = open(importer, slot);
-    if importer.claim(ticket).unwrap() {
+    if importer.claim(ticket, || panic!("it has a descriptor of the table")).unwrap() {
         return Some(lease);
     }
     close(lease);
@@ -615,6 +615,44 @@ fn more_tickets_than_a_row_has_words() {
     // The words are used again.
     let again = sender.send(0, 1).unwrap();
     assert!(words.contains(&(again.row, again.word)));
+}
+
+#[test]
+fn limit_of_tickets_counts_unclaimed_ones_only() {
+    let table = small_table(128);
+    let (sender, opener) = (importer(&table), importer(&table));
+    let mut sent = Vec::new();
+    let limit = loop {
+        match sender.send(5, 1) {
+            Ok(ticket) => sent.push(ticket),
+            Err(Error::LimitReached { limit, .. }) => break limit,
+            Err(error) => panic!("{error}"),
+        }
+    };
+    assert_eq!((limit, sent.len()), (524_288, 524_288));
+    close(claim(&opener, 5, sent[77]).unwrap());
+    sent[77] = sender.send(5, 1).expect("a ticket was claimed");
+    assert!(matches!(sender.send(5, 1), Err(Error::LimitReached { .. })));
+    for &ticket in &sent {
+        assert!(sender.cancel(5, ticket));
+    }
+    assert!(!is_leased(&table, 5));
+}
+
+/// Another process may write any value into `events`.
+#[test]
+fn numbers_of_open_tickets_differ() {
+    let table = table();
+    let (sender, opener) = (importer(&table), importer(&table));
+    let first = sender.send(3, 1).unwrap();
+    sender.set_events(first.number - 1);
+    let second = sender.send(3, 1).unwrap();
+    assert_ne!(first.number, second.number);
+    for ticket in [first, second] {
+        close(claim(&opener, 3, ticket).unwrap());
+    }
+    assert_eq!(sender.poll_tickets(), 0);
+    assert!(!is_leased(&table, 3));
 }
 
 #[test]

@@ -70,11 +70,12 @@ impl SentTickets {
         let row_number = row.number;
         mark(row_number);
         failpoint!("ticket.marked");
+        let is_unused = |number| !self.sent.contains_key(&(slot, number));
         // SAFETY: the mapping of the row, which `self` keeps, has both words.
         let number = unsafe {
             crate::protocol::count_lease(lease.as_ref());
             failpoint!("ticket.held");
-            ticket::send(number_word.as_ref(), events, readers)
+            ticket::send(number_word.as_ref(), events, readers, is_unused)
         };
         failpoint!("ticket.sent");
         // The word is in use from here on.
@@ -86,6 +87,10 @@ impl SentTickets {
 
     /// Returns a word that no ticket uses, the last one of `free`.
     fn free_word(&mut self, take_row: impl FnOnce() -> Result<LockedRow>) -> Result<(u16, u16)> {
+        if self.free.is_empty() && self.used.is_multiple_of(usize::from(TICKET_WORDS)) {
+            // Before another row is taken, and at the limit.
+            self.poll();
+        }
         if let Some(&free) = self.free.last() {
             return Ok(free);
         }
@@ -167,35 +172,42 @@ impl SentTickets {
 pub(super) struct TicketRows(Lock<BTreeMap<u16, SharedMapping>>);
 
 impl TicketRows {
-    /// Calls `f` with a ticket's word. `fd` is the lease table.
+    /// Calls `f` with a ticket's word; `None` if the table has no such word, or its row is not
+    /// mapped.
     pub(super) fn with_word<T>(
         &self,
-        fd: impl AsFd,
         shape: TableShape,
         named: Ticket,
         f: impl FnOnce(&AtomicU64) -> T,
-    ) -> SystemResult<Option<T>> {
-        if u32::from(named.row) >= shape.rows || named.word >= TICKET_WORDS {
-            return Ok(None);
+    ) -> Option<T> {
+        if !is_inside(shape, named) {
+            return None;
         }
-        let mut rows = self.0.lock();
-        let mapping = match rows.entry(named.row) {
-            Entry::Occupied(known) => known.into_mut(),
-            Entry::Vacant(new) => {
-                let mapping = new.insert(map_header(fd, shape, u32::from(named.row))?);
-                failpoint!("ticket.row_mapped");
-                mapping
-            }
-        };
+        let rows = self.0.lock();
+        let mapping = rows.get(&named.row)?;
         // SAFETY: the header has `TICKET_WORDS` words, and `word` is below that.
         let word = unsafe { mapping.base().cast::<AtomicU64>().add(usize::from(named.word)).as_ref() };
-        Ok(Some(f(word)))
+        Some(f(word))
+    }
+
+    /// Maps the words of a row. `fd` is the lease table.
+    pub(super) fn map(&self, fd: impl AsFd, shape: TableShape, row: u16) -> SystemResult<()> {
+        if let Entry::Vacant(new) = self.0.lock().entry(row) {
+            new.insert(map_header(fd, shape, u32::from(row))?);
+            failpoint!("ticket.row_mapped");
+        }
+        Ok(())
     }
 
     /// Forgets the mappings in a forked child, which does not have them.
     pub(super) fn forget(self) {
         core::mem::forget(self.0.into_inner());
     }
+}
+
+/// Returns whether a table has the word of a ticket.
+pub(super) const fn is_inside(shape: TableShape, named: Ticket) -> bool {
+    (named.row as u32) < shape.rows && named.word < TICKET_WORDS
 }
 
 fn map_header(fd: impl AsFd, shape: TableShape, row: u32) -> SystemResult<SharedMapping> {

@@ -117,12 +117,18 @@ pub(crate) mod ticket {
     }
 
     /// Sends a ticket of an export for which the sender has counted a lease ([`super::count_lease`])
-    /// in the row of `word`, a word that is 0. Returns the ticket's number.
-    pub(crate) fn send<W: Number>(word: &W, events: &W, readers: u16) -> u64 {
+    /// in the row of `word`, a word that is 0. Returns the ticket's number. `is_unused`: no ticket
+    /// of the sender has the number.
+    pub(crate) fn send<W: Number>(
+        word: &W,
+        events: &W,
+        readers: u16,
+        is_unused: impl Fn(u64) -> bool,
+    ) -> u64 {
         let number = loop {
             // Another process may have written any value there.
             let number = events.fetch_add(1, Ordering::SeqCst).wrapping_add(1) & MAX_NUMBER;
-            if number != 0 {
+            if number != 0 && is_unused(number) {
                 break number;
             }
         };

@@ -15,7 +15,7 @@ fn loom_claimed_memory_is_not_reused() {
         let words = words([0, 0, 0, 0]);
         let memory = Arc::new(Memory::new());
         count_lease(&words[1]);
-        let number = ticket::send(&words[3], &words[2], 1);
+        let number = ticket::send(&words[3], &words[2], 1, |_| true);
         let opener = {
             let (words, memory, reached) = (Arc::clone(&words), Arc::clone(&memory), in_model.clone());
             thread::spawn(move || {
@@ -65,7 +65,7 @@ fn loom_ticket_is_claimed_or_cancelled_once() {
     let in_model = reached.clone();
     model(move || {
         let words = words([0, 0]);
-        let number = ticket::send(&words[1], &words[0], 1);
+        let number = ticket::send(&words[1], &words[0], 1, |_| true);
         let openers: Vec<_> = (0..2)
             .map(|_| {
                 let words = Arc::clone(&words);
@@ -89,13 +89,13 @@ fn loom_old_ticket_does_not_claim_a_new_one() {
     let in_model = reached.clone();
     model(move || {
         let words = words([0, 0]);
-        let first = ticket::send(&words[1], &words[0], 2);
+        let first = ticket::send(&words[1], &words[0], 2, |_| true);
         let opener = {
             let words = Arc::clone(&words);
             thread::spawn(move || ticket::claim(&words[1], &words[0], first))
         };
         assert!(ticket::cancel(&words[1], first), "one reader is missing");
-        let second = ticket::send(&words[1], &words[0], 1);
+        let second = ticket::send(&words[1], &words[0], 1, |_| true);
         assert!(ticket::is_open(&words[1], second));
         in_model.reach(if opener.join().unwrap() { "claimed" } else { "too late" });
         assert!(ticket::claim(&words[1], &words[0], second));
