@@ -1,0 +1,30 @@
+//! The extension module `umf._umf`: pools, blocks, mappings and handles as Python classes. The
+//! package `umf` (`umf/__init__.py`) exports them.
+//!
+//! | file | content |
+//! |---|---|
+//! | `errors` | exceptions, one for each kind of failure |
+//! | `memory` | the buffers of blocks and mappings, and when their memory ends |
+//! | `pool` | pools and their blocks |
+//! | `handle` | handles, and opening them |
+
+mod errors;
+mod handle;
+mod memory;
+mod pool;
+
+use pyo3::prelude::*;
+
+#[pymodule]
+fn _umf(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    errors::add(module)?;
+    module.add_class::<pool::Pool>()?;
+    module.add_class::<pool::Block>()?;
+    module.add_class::<handle::Handle>()?;
+    module.add_class::<handle::Mapping>()?;
+    module.add_function(wrap_pyfunction!(handle::open, module)?)?;
+    module.add_function(wrap_pyfunction!(handle::cancel, module)?)?;
+    module.add_function(wrap_pyfunction!(handle::in_transit, module)?)?;
+    module.add_function(wrap_pyfunction!(pool::drain, module)?)?;
+    module.add("__version__", env!("CARGO_PKG_VERSION"))
+}

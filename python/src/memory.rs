@@ -1,0 +1,118 @@
+//! [`Memory`]: the memory of a block or mapping, which outlives a call of `free` or `close` while a
+//! buffer of it is in use.
+
+use std::ffi::{c_int, c_void};
+use std::sync::Mutex;
+
+use pyo3::exceptions::PyBufferError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+
+use crate::errors::{ClosedError, Error};
+
+/// Memory that buffers (`memoryview`, numpy arrays) use. `T` keeps it.
+///
+/// A buffer keeps the Python object alive, and with it this. If the object is closed while it has
+/// buffers, the memory is kept until the last of them ends. New buffers and calls are refused from
+/// then on.
+pub(crate) struct Memory<T> {
+    state: Mutex<State<T>>,
+}
+
+struct State<T> {
+    /// `None` once the memory was released.
+    keeper: Option<T>,
+    is_closed: bool,
+    /// Number of buffers.
+    buffers: usize,
+}
+
+/// Where a buffer begins, its length, and whether it may be written.
+pub(crate) struct Range {
+    pub(crate) start: *mut c_void,
+    pub(crate) length: usize,
+    pub(crate) is_read_only: bool,
+}
+
+impl<T> Memory<T> {
+    pub(crate) const fn new(keeper: T) -> Self {
+        Self { state: Mutex::new(State { keeper: Some(keeper), is_closed: false, buffers: 0 }) }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, State<T>> {
+        self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// Calls `use_it` with the memory.
+    ///
+    /// # Errors
+    /// `ClosedError` after [`Memory::close`].
+    pub(crate) fn with<R>(&self, use_it: impl FnOnce(&T) -> PyResult<R>) -> PyResult<R> {
+        let state = self.lock();
+        match &state.keeper {
+            Some(keeper) if !state.is_closed => use_it(keeper),
+            _ => Err(ClosedError::new_err(
+                "the memory was freed or closed; keep the object open as long as it is used",
+            )),
+        }
+    }
+
+    /// Releases the memory, or marks it for release at the end of its last buffer. Returns `false` if
+    /// it was closed before.
+    pub(crate) fn close(&self) -> bool {
+        let mut state = self.lock();
+        let was_open = !std::mem::replace(&mut state.is_closed, true);
+        let keeper = if state.buffers == 0 { state.keeper.take() } else { None };
+        drop(state);
+        // Without the lock: it may unmap.
+        drop(keeper);
+        was_open
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.lock().is_closed
+    }
+
+    /// Fills a buffer request of Python for `object`, which has this memory.
+    ///
+    /// # Safety
+    /// `view` is valid for a write, or null. `range` returns memory that is readable (and writable,
+    /// unless it is read-only) as long as the keeper exists.
+    pub(crate) unsafe fn fill_buffer(
+        &self,
+        object: &Bound<'_, PyAny>,
+        view: *mut ffi::Py_buffer,
+        flags: c_int,
+        range: impl FnOnce(&T) -> PyResult<Range>,
+    ) -> PyResult<()> {
+        if view.is_null() {
+            return Err(PyBufferError::new_err("a buffer request without a view"));
+        }
+        let range = self.with(range)?;
+        if range.is_read_only && flags & ffi::PyBUF_WRITABLE != 0 {
+            // SAFETY: the caller guarantees a valid view.
+            unsafe { (*view).obj = std::ptr::null_mut() };
+            return Err(PyBufferError::new_err("the memory is read-only: open it for writing"));
+        }
+        let length = ffi::Py_ssize_t::try_from(range.length)
+            .map_err(|_| Error::new_err("the memory is larger than a buffer can be"))?;
+        let read_only = c_int::from(range.is_read_only);
+        // SAFETY: the view is valid, the object lives, and the range is memory of the caller.
+        let filled =
+            unsafe { ffi::PyBuffer_FillInfo(view, object.as_ptr(), range.start, length, read_only, flags) };
+        if filled != 0 {
+            return Err(PyErr::fetch(object.py()));
+        }
+        self.lock().buffers += 1;
+        Ok(())
+    }
+
+    /// Ends a buffer.
+    pub(crate) fn release_buffer(&self) {
+        let mut state = self.lock();
+        state.buffers = state.buffers.saturating_sub(1);
+        let keeper = if state.buffers == 0 && state.is_closed { state.keeper.take() } else { None };
+        drop(state);
+        drop(keeper);
+    }
+}

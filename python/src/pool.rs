@@ -1,0 +1,219 @@
+//! `umf.Pool` and `umf.Block`.
+
+use std::ffi::c_int;
+use std::num::NonZeroU16;
+use std::time::Duration;
+
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use umf::OwnedBlock;
+
+use crate::errors::{ForkError, argument, from_umf};
+use crate::handle::Handle;
+use crate::memory::{Memory, Range};
+
+/// A pool of memory. Blocks of a shared pool can be opened by other processes.
+///
+/// A pool belongs to the process that made it: a forked child makes one of its own.
+#[pyclass(module = "umf", frozen, weakref)]
+pub(crate) struct Pool {
+    pool: umf::Pool,
+    pid: u32,
+}
+
+impl Pool {
+    fn new(pool: umf::Result<umf::Pool>) -> PyResult<Self> {
+        Ok(Self { pool: pool.map_err(from_umf)?, pid: std::process::id() })
+    }
+
+    /// Returns the pool in the process that made it.
+    fn get(&self) -> PyResult<&umf::Pool> {
+        if self.pid == std::process::id() {
+            return Ok(&self.pool);
+        }
+        Err(ForkError::new_err(format!(
+            "the pool belongs to process {}, and this process was forked from it; make a pool here",
+            self.pid
+        )))
+    }
+}
+
+#[pymethods]
+impl Pool {
+    /// A pool of shared memory.
+    #[staticmethod]
+    fn shared(python: Python<'_>) -> PyResult<Self> {
+        Self::new(python.detach(umf::Pool::shared))
+    }
+
+    /// A pool of private memory, which cannot be exported.
+    #[staticmethod]
+    fn private(python: Python<'_>) -> PyResult<Self> {
+        Self::new(python.detach(umf::Pool::private))
+    }
+
+    /// A shared pool that gives each region a file of its own.
+    #[staticmethod]
+    fn isolated(python: Python<'_>) -> PyResult<Self> {
+        Self::new(python.detach(umf::Pool::isolated))
+    }
+
+    /// The pool with this name in `umf.toml`.
+    #[staticmethod]
+    fn named(python: Python<'_>, name: &str) -> PyResult<Self> {
+        Self::new(python.detach(|| umf::Pool::named(name)))
+    }
+
+    /// A pool over the provider with this name in `umf.toml`.
+    #[staticmethod]
+    fn over(python: Python<'_>, provider: &str) -> PyResult<Self> {
+        Self::new(python.detach(|| umf::Pool::over(provider)))
+    }
+
+    /// Allocates a block of `size` bytes. Its content is undefined.
+    #[pyo3(signature = (size, align = 64))]
+    fn allocate(&self, python: Python<'_>, size: usize, align: usize) -> PyResult<Block> {
+        let pool = self.get()?;
+        if size == 0 {
+            return Err(argument("a block has at least one byte"));
+        }
+        let block = python.detach(|| pool.allocate_aligned(size, align).map(umf::Block::into_owned));
+        Ok(Block { memory: Memory::new(block.map_err(from_umf)?), size, pid: self.pid })
+    }
+
+    /// Returns free memory to the system, down to `keep` bytes. Returns the bytes.
+    #[pyo3(signature = (keep = 0))]
+    fn trim(&self, python: Python<'_>, keep: usize) -> PyResult<usize> {
+        let pool = self.get()?;
+        python.detach(|| pool.trim(keep)).map_err(from_umf)
+    }
+
+    /// The pool's name.
+    #[getter]
+    fn name(&self) -> &str {
+        self.pool.name()
+    }
+
+    /// Counters of the pool in bytes and blocks.
+    fn stats<'py>(&self, python: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let found = self.get()?.statistics();
+        let figures = PyDict::new(python);
+        for (name, value) in [
+            ("live_bytes", found.live_bytes),
+            ("live_blocks", found.live_blocks),
+            ("cached_bytes", found.cached_bytes),
+            ("reserved_bytes", found.reserved_bytes),
+            ("held_bytes", found.held_bytes),
+            ("regions", found.regions),
+        ] {
+            figures.set_item(name, value)?;
+        }
+        Ok(figures)
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<umf.Pool {:?}>", self.pool.name())
+    }
+}
+
+/// A block of a pool. It has the buffer protocol: `memoryview(block)`, `numpy.frombuffer(block)`.
+///
+/// The block is freed when the object and all of its buffers are gone, or by `free()` and when all of
+/// its buffers are gone.
+#[pyclass(module = "umf", frozen, weakref)]
+pub(crate) struct Block {
+    memory: Memory<OwnedBlock>,
+    size: usize,
+    pid: u32,
+}
+
+#[pymethods]
+impl Block {
+    /// The address of the first byte.
+    #[getter]
+    fn address(&self) -> PyResult<u64> {
+        self.memory.with(|block| Ok(block.address().value()))
+    }
+
+    fn __len__(&self) -> usize {
+        self.size
+    }
+
+    /// Returns the handle of the block, which other processes open. It is stale once the block is
+    /// freed.
+    fn handle(&self, python: Python<'_>) -> PyResult<Handle> {
+        python.detach(|| self.memory.with(|block| Ok(Handle(block.handle().map_err(from_umf)?))))
+    }
+
+    /// Returns a handle for a message that `readers` processes open: the memory is kept until they
+    /// have, even if the block is freed before.
+    #[pyo3(signature = (readers = 1))]
+    fn send_handle(&self, python: Python<'_>, readers: u16) -> PyResult<Handle> {
+        let readers = NonZeroU16::new(readers).ok_or_else(|| argument("a message has at least one reader"))?;
+        python.detach(|| {
+            self.memory.with(|block| Ok(Handle(block.send_handle_to(readers).map_err(from_umf)?)))
+        })
+    }
+
+    /// Frees the block, once no buffer of it is in use. Does nothing the second time.
+    fn free(&self, python: Python<'_>) {
+        python.detach(|| self.memory.close());
+    }
+
+    /// Whether `free` was called.
+    #[getter]
+    fn freed(&self) -> bool {
+        self.memory.is_closed()
+    }
+
+    fn __enter__(this: Bound<'_, Self>) -> Bound<'_, Self> {
+        this
+    }
+
+    fn __exit__(
+        &self,
+        python: Python<'_>,
+        _kind: &Bound<'_, PyAny>,
+        _value: &Bound<'_, PyAny>,
+        _trace: &Bound<'_, PyAny>,
+    ) {
+        self.free(python);
+    }
+
+    /// # Safety
+    /// Python passes a view that is valid for a write.
+    unsafe fn __getbuffer__(
+        this: Bound<'_, Self>,
+        view: *mut ffi::Py_buffer,
+        flags: c_int,
+    ) -> PyResult<()> {
+        let range = |block: &OwnedBlock| {
+            // Refuses device memory.
+            let view = block.view::<u8>().map_err(from_umf)?;
+            Ok(Range { start: view.as_mut_ptr().cast(), length: view.len(), is_read_only: false })
+        };
+        // SAFETY: Python's view; the block's memory is host-accessible while the block exists.
+        unsafe { this.get().memory.fill_buffer(this.as_any(), view, flags, range) }
+    }
+
+    /// # Safety
+    /// Called once for each buffer.
+    unsafe fn __releasebuffer__(&self, _view: *mut ffi::Py_buffer) {
+        self.memory.release_buffer();
+    }
+
+    fn __repr__(&self) -> String {
+        let state = if self.memory.is_closed() { ", freed" } else { "" };
+        format!("<umf.Block of {} bytes of process {}{state}>", self.size, self.pid)
+    }
+}
+
+/// Waits until no memory is held for other processes, for at most `timeout` seconds. Returns the bytes
+/// that still are.
+#[pyfunction]
+#[pyo3(signature = (timeout = 0.0))]
+pub(crate) fn drain(python: Python<'_>, timeout: f64) -> PyResult<u64> {
+    let timeout = Duration::try_from_secs_f64(timeout).map_err(|_| argument("a timeout is not negative"))?;
+    Ok(python.detach(|| umf::drain(timeout)).bytes)
+}

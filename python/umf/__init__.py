@@ -1,0 +1,54 @@
+"""Memory that processes share.
+
+>>> import umf
+>>> pool = umf.Pool.shared()
+>>> block = pool.allocate(1 << 20)
+>>> message = block.send_handle()     # 256 bytes: bytes(message)
+>>> mapping = umf.open(message)       # in any process of this machine
+"""
+
+from umf._umf import (
+    Block,
+    ClosedError,
+    Error,
+    ForkError,
+    Handle,
+    HandleError,
+    LimitError,
+    Mapping,
+    OutOfMemoryError,
+    PermissionError,
+    Pool,
+    ProducerGoneError,
+    SettingsError,
+    StaleError,
+    TicketClaimedError,
+    __version__,
+    cancel,
+    drain,
+    in_transit,
+    open,
+)
+
+__all__ = [
+    "Block",
+    "ClosedError",
+    "Error",
+    "ForkError",
+    "Handle",
+    "HandleError",
+    "LimitError",
+    "Mapping",
+    "OutOfMemoryError",
+    "PermissionError",
+    "Pool",
+    "ProducerGoneError",
+    "SettingsError",
+    "StaleError",
+    "TicketClaimedError",
+    "__version__",
+    "cancel",
+    "drain",
+    "in_transit",
+    "open",
+]
