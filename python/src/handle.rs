@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyType};
 
 use crate::errors::{argument, from_umf};
-use crate::memory::{Memory, Range};
+use crate::memory::{Memory, Range, Registered};
 
 /// The name of a block in every process of the machine: 256 plain bytes.
 #[pyclass(module = "umf", frozen, eq, hash, skip_from_py_object)]
@@ -81,6 +81,7 @@ pub(crate) struct Mapping {
     memory: Memory<umf::Mapping<'static>>,
     handle: umf::Handle,
     size: usize,
+    registered: Registered,
 }
 
 #[pymethods]
@@ -116,7 +117,8 @@ impl Mapping {
     /// Passes the memory on: returns a handle for a message that `readers` processes open.
     #[pyo3(signature = (readers = 1))]
     fn send_handle(&self, python: Python<'_>, readers: u16) -> PyResult<Handle> {
-        let readers = NonZeroU16::new(readers).ok_or_else(|| argument("a message has at least one reader"))?;
+        let readers =
+            NonZeroU16::new(readers).ok_or_else(|| argument("a message has at least one reader"))?;
         python.detach(|| {
             self.memory.with(|mapping| {
                 let sent = mapping.send_handle(&self.handle, readers);
@@ -152,11 +154,7 @@ impl Mapping {
 
     /// # Safety
     /// Python passes a view that is valid for a write.
-    unsafe fn __getbuffer__(
-        this: Bound<'_, Self>,
-        view: *mut ffi::Py_buffer,
-        flags: c_int,
-    ) -> PyResult<()> {
+    unsafe fn __getbuffer__(this: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         let range = |mapping: &umf::Mapping<'static>| {
             let view = mapping.read_view::<u8>().map_err(|error| from_umf(error.into()))?;
             let start = view.as_ptr().cast_mut().cast();
@@ -181,12 +179,19 @@ impl Mapping {
 /// Opens a handle: a `Handle`, its 256 bytes, or its text.
 #[pyfunction]
 #[pyo3(signature = (handle, *, readonly = false))]
-pub(crate) fn open(python: Python<'_>, handle: &Bound<'_, PyAny>, readonly: bool) -> PyResult<Mapping> {
+pub(crate) fn open<'py>(
+    python: Python<'py>,
+    handle: &Bound<'py, PyAny>,
+    readonly: bool,
+) -> PyResult<Bound<'py, Mapping>> {
     let handle = decode(handle)?;
     let opened = python.detach(|| if readonly { umf::open_read_only(&handle) } else { umf::open(&handle) });
     let mapping = opened.map_err(from_umf)?;
     let size = mapping.len();
-    Ok(Mapping { memory: Memory::new(mapping), handle, size })
+    let registered = Registered::new(mapping.address().value());
+    let mapping = Bound::new(python, Mapping { memory: Memory::new(mapping), handle, size, registered })?;
+    mapping.get().registered.register(mapping.as_any(), size)?;
+    Ok(mapping)
 }
 
 /// Cancels a handle that this process has sent and that no process will open. Returns whether a reader

@@ -26,5 +26,6 @@ fn _umf(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(handle::cancel, module)?)?;
     module.add_function(wrap_pyfunction!(handle::in_transit, module)?)?;
     module.add_function(wrap_pyfunction!(pool::drain, module)?)?;
+    module.add_function(wrap_pyfunction!(memory::find, module)?)?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))
 }

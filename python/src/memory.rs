@@ -1,12 +1,15 @@
 //! [`Memory`]: the memory of a block or mapping, which outlives a call of `free` or `close` while a
-//! buffer of it is in use.
+//! buffer of it is in use. [`Registered`] and [`find`]: the objects by the addresses of their memory.
 
+use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
+use pyo3::types::{PyWeakref, PyWeakrefMethods, PyWeakrefReference};
 
 use crate::errors::{ClosedError, Error};
 
@@ -115,4 +118,70 @@ impl<T> Memory<T> {
         drop(state);
         drop(keeper);
     }
+}
+
+/// Objects with memory, by the address of its first byte. Several mappings can have one address.
+static OBJECTS: Mutex<BTreeMap<(u64, u64), Entry>> = Mutex::new(BTreeMap::new());
+
+struct Entry {
+    length: usize,
+    object: Py<PyWeakref>,
+}
+
+fn objects() -> std::sync::MutexGuard<'static, BTreeMap<(u64, u64), Entry>> {
+    OBJECTS.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+/// The entry of an object in the table. Dropping it removes the entry.
+pub(crate) struct Registered(u64, u64);
+
+impl Registered {
+    /// Returns the key of an object with memory at `address`, which [`Registered::register`] enters.
+    pub(crate) fn new(address: u64) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Self(address, NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Enters an object with this key and `length` bytes of memory.
+    pub(crate) fn register(&self, object: &Bound<'_, PyAny>, length: usize) -> PyResult<()> {
+        let weak = PyWeakrefReference::new(object)?.into_any().cast_into::<PyWeakref>()?;
+        objects().insert((self.0, self.1), Entry { length, object: weak.unbind() });
+        Ok(())
+    }
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        let removed = objects().remove(&(self.0, self.1));
+        // Without the lock: it may run Python code.
+        drop(removed);
+    }
+}
+
+/// Starts of memory that are looked at before an address: memory may lie within other memory, for
+/// example a block in an opened region.
+const STARTS: usize = 8;
+
+/// Returns the object whose memory contains `length` bytes at `address`, and their offset in it.
+#[pyfunction]
+pub(crate) fn find(python: Python<'_>, address: u64, length: usize) -> Option<(Py<PyAny>, u64)> {
+    let end = address.checked_add(length as u64)?;
+    let objects = objects();
+    let mut starts = 0;
+    let mut last = None;
+    for (&(start, _), entry) in objects.range(..=(address, u64::MAX)).rev() {
+        if last != Some(start) {
+            last = Some(start);
+            starts += 1;
+            if starts > STARTS {
+                return None;
+            }
+        }
+        if end <= start + entry.length as u64
+            && let Some(object) = entry.object.bind(python).upgrade()
+        {
+            return Some((object.unbind(), address - start));
+        }
+    }
+    None
 }

@@ -11,7 +11,7 @@ use umf::OwnedBlock;
 
 use crate::errors::{ForkError, argument, from_umf};
 use crate::handle::Handle;
-use crate::memory::{Memory, Range};
+use crate::memory::{Memory, Range, Registered};
 
 /// A pool of memory. Blocks of a shared pool can be opened by other processes.
 ///
@@ -73,13 +73,18 @@ impl Pool {
 
     /// Allocates a block of `size` bytes. Its content is undefined.
     #[pyo3(signature = (size, align = 64))]
-    fn allocate(&self, python: Python<'_>, size: usize, align: usize) -> PyResult<Block> {
+    fn allocate<'py>(&self, python: Python<'py>, size: usize, align: usize) -> PyResult<Bound<'py, Block>> {
         let pool = self.get()?;
         if size == 0 {
             return Err(argument("a block has at least one byte"));
         }
         let block = python.detach(|| pool.allocate_aligned(size, align).map(umf::Block::into_owned));
-        Ok(Block { memory: Memory::new(block.map_err(from_umf)?), size, pid: self.pid })
+        let block = block.map_err(from_umf)?;
+        let registered = Registered::new(block.address().value());
+        let block = Block { memory: Memory::new(block), size, pid: self.pid, registered };
+        let block = Bound::new(python, block)?;
+        block.get().registered.register(block.as_any(), size)?;
+        Ok(block)
     }
 
     /// Returns free memory to the system, down to `keep` bytes. Returns the bytes.
@@ -126,6 +131,7 @@ pub(crate) struct Block {
     memory: Memory<OwnedBlock>,
     size: usize,
     pid: u32,
+    registered: Registered,
 }
 
 #[pymethods]
@@ -150,10 +156,10 @@ impl Block {
     /// have, even if the block is freed before.
     #[pyo3(signature = (readers = 1))]
     fn send_handle(&self, python: Python<'_>, readers: u16) -> PyResult<Handle> {
-        let readers = NonZeroU16::new(readers).ok_or_else(|| argument("a message has at least one reader"))?;
-        python.detach(|| {
-            self.memory.with(|block| Ok(Handle(block.send_handle_to(readers).map_err(from_umf)?)))
-        })
+        let readers =
+            NonZeroU16::new(readers).ok_or_else(|| argument("a message has at least one reader"))?;
+        python
+            .detach(|| self.memory.with(|block| Ok(Handle(block.send_handle_to(readers).map_err(from_umf)?))))
     }
 
     /// Frees the block, once no buffer of it is in use. Does nothing the second time.
@@ -183,11 +189,7 @@ impl Block {
 
     /// # Safety
     /// Python passes a view that is valid for a write.
-    unsafe fn __getbuffer__(
-        this: Bound<'_, Self>,
-        view: *mut ffi::Py_buffer,
-        flags: c_int,
-    ) -> PyResult<()> {
+    unsafe fn __getbuffer__(this: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         let range = |block: &OwnedBlock| {
             // Refuses device memory.
             let view = block.view::<u8>().map_err(from_umf)?;

@@ -8,13 +8,18 @@ import sys
 
 import numpy
 import pytest
+
 import umf
 
 
 def run(source: str, *arguments: str) -> str:
     """Runs a program in a new interpreter and returns what it prints."""
     child = subprocess.run(
-        [sys.executable, "-c", source, *arguments], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", source, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert child.returncode == 0, child.stderr
     return child.stdout.strip()
@@ -119,7 +124,11 @@ def test_wrong_bytes_are_not_a_handle(source: bytes | str) -> None:
 
 def test_handle_is_a_value(pool: umf.Pool) -> None:
     handle = pool.allocate(64).handle()
-    for copy in (umf.Handle(bytes(handle)), umf.Handle(str(handle)), pickle.loads(pickle.dumps(handle))):
+    for copy in (
+        umf.Handle(bytes(handle)),
+        umf.Handle(str(handle)),
+        pickle.loads(pickle.dumps(handle)),
+    ):
         assert copy == handle and hash(copy) == hash(handle)
     assert handle.pid == os.getpid() and len(bytes(handle)) == 256
 

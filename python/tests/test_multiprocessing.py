@@ -1,0 +1,154 @@
+"""Arrays in queues, arguments and results of `multiprocessing`."""
+
+import gc
+import multiprocessing
+
+import numpy
+import pytest
+
+import umf
+import umf.arrays
+import umf.multiprocessing
+
+METHODS = ["fork", "spawn", "forkserver"]
+
+
+def total(given: numpy.ndarray) -> float:
+    return float(given.sum())
+
+
+def doubled(given: numpy.ndarray) -> numpy.ndarray:
+    made = umf.arrays.empty(given.shape, given.dtype)
+    numpy.multiply(given, 2, out=made)
+    return made
+
+
+def put_totals(queue, totals) -> None:
+    while (given := queue.get()) is not None:
+        totals.put(float(given.sum()))
+
+
+def pass_on(received, sent) -> None:
+    while (given := received.get()) is not None:
+        sent.put(given)
+        del given
+    sent.put(None)
+
+
+def put_and_exit(queue) -> None:
+    made = umf.arrays.array(numpy.arange(1000))
+    queue.put(made)
+    del made
+    queue.close()
+    queue.join_thread()
+
+
+def released() -> bool:
+    gc.collect()
+    return umf.drain(10.0) == 0 and umf.in_transit() == 0
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_queue_put_and_del(method: str) -> None:
+    context = multiprocessing.get_context(method)
+    queue, totals = context.Queue(), context.Queue()
+    worker = context.Process(target=put_totals, args=(queue, totals))
+    worker.start()
+    for number in range(50):
+        sent = umf.arrays.array(numpy.full(10_000, number, dtype=numpy.int64))
+        queue.put(sent)
+        del sent
+    queue.put(None)
+    assert [totals.get(timeout=30) for _ in range(50)] == [
+        10_000.0 * number for number in range(50)
+    ]
+    worker.join(30)
+    assert worker.exitcode == 0
+    assert released()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_argument_of_a_process_that_the_parent_drops(method: str) -> None:
+    context = multiprocessing.get_context(method)
+    queue, totals = context.Queue(), context.Queue()
+    given = umf.arrays.array(numpy.arange(1000))
+    queue.put(given)
+    worker = context.Process(target=put_totals, args=(queue, totals))
+    worker.start()
+    del given
+    others = [umf.arrays.zeros(1000, int) for _ in range(20)]
+    queue.put(None)
+    assert totals.get(timeout=30) == 999 * 500
+    worker.join(30)
+    del others
+    assert released()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_results_of_pool_map(method: str) -> None:
+    context = multiprocessing.get_context(method)
+    with context.Pool(2) as pool:
+        given = [umf.arrays.array(numpy.full(1000, number)) for number in range(10)]
+        assert pool.map(total, given) == [1000.0 * number for number in range(10)]
+        results = pool.map(doubled, given)
+        assert [total(result) for result in results] == [2000.0 * number for number in range(10)]
+        assert all(umf.arrays._owner(result) is not None for result in results)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_array_goes_over_a_second_process_after_the_first_has_freed_it(method: str) -> None:
+    context = multiprocessing.get_context(method)
+    first, second = context.Queue(), context.Queue()
+    worker = context.Process(target=pass_on, args=(first, second))
+    worker.start()
+    for number in range(10):
+        first.put(umf.arrays.array(numpy.full(1000, number)))
+    gc.collect()
+    first.put(None)
+    for number in range(10):
+        received = second.get(timeout=30)
+        assert (received == number).all()
+        del received
+    assert second.get(timeout=30) is None
+    worker.join(30)
+    assert released()
+
+
+def test_views_have_their_shape_and_strides() -> None:
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(1) as pool:
+        whole = umf.arrays.array(numpy.arange(24, dtype=numpy.float32).reshape(4, 6))
+        for view in (whole, whole[1:3, ::2], whole.T, whole[::-1], whole[2, 3], whole[:0]):
+            view = numpy.asarray(view)
+            got = pool.apply(numpy.copy, (view,))
+            assert got.dtype == view.dtype and got.shape == view.shape
+            assert (got == view).all()
+
+
+def test_plain_arrays_and_objects_are_copied() -> None:
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(1) as pool:
+        assert pool.apply(total, (numpy.arange(10),)) == 45.0
+        objects = numpy.array([1, "a", None], dtype=object)
+        assert list(pool.apply(numpy.copy, (objects,))) == [1, "a", None]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"shape": (1 << 40,)},
+        {"offset": 1 << 40},
+        {"offset": -8},
+        {"strides": (1 << 50,)},
+        {"shape": (10,), "strides": (-8,)},
+        {"dtype": "O"},
+    ],
+)
+def test_wrong_description_is_refused(change: dict) -> None:
+    import dataclasses
+
+    made = umf.arrays.array(numpy.arange(10))
+    handle = umf.arrays.handle(made)
+    assert (handle.open() == made).all()
+    with pytest.raises(umf.HandleError):
+        dataclasses.replace(handle, **change).open()
