@@ -118,8 +118,10 @@ def test_views_have_their_shape_and_strides() -> None:
     context = multiprocessing.get_context("spawn")
     with context.Pool(1) as pool:
         whole = umf.arrays.array(numpy.arange(24, dtype=numpy.float32).reshape(4, 6))
-        for view in (whole, whole[1:3, ::2], whole.T, whole[::-1], whole[2, 3], whole[:0]):
-            view = numpy.asarray(view)
+        records = umf.arrays.zeros(3, [("x", "<i4"), ("y", "<f8", (2,))])
+        records["x"] = [1, 2, 3]
+        views = (whole, whole[1:3, ::2], whole.T, whole[::-1], whole[2, 3:4], whole[:0], records)
+        for view in views:
             got = pool.apply(numpy.copy, (view,))
             assert got.dtype == view.dtype and got.shape == view.shape
             assert (got == view).all()
@@ -142,6 +144,8 @@ def test_plain_arrays_and_objects_are_copied() -> None:
         {"strides": (1 << 50,)},
         {"shape": (10,), "strides": (-8,)},
         {"dtype": "O"},
+        {"dtype": "no type"},
+        {"dtype": [("a", 5)]},
     ],
 )
 def test_wrong_description_is_refused(change: dict) -> None:

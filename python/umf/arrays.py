@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy
+from numpy.lib.format import descr_to_dtype, dtype_to_descr
 
 from umf import _umf
 
@@ -64,7 +65,8 @@ class ArrayHandle:
     """The handle of an array: that of its memory, and how the array lies in it."""
 
     handle: bytes
-    dtype: str
+    dtype: Any
+    """The type as `numpy.lib.format.dtype_to_descr` returns it: plain values."""
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     offset: int
@@ -72,7 +74,10 @@ class ArrayHandle:
 
     def open(self) -> numpy.ndarray[Any, Any]:
         """Opens the array. Its memory stays open as long as an array uses it."""
-        kind = numpy.dtype(self.dtype)
+        try:
+            kind = descr_to_dtype(self.dtype)
+        except (TypeError, ValueError, SyntaxError) as error:
+            raise _umf.HandleError(f"an array handle of type {self.dtype!r}: {error}") from error
         if kind.hasobject:
             raise _umf.HandleError(f"an array handle of type {kind}: it would have Python objects")
         mapping = _umf.open(self.handle, readonly=self.readonly)
@@ -80,8 +85,8 @@ class ArrayHandle:
             return numpy.ndarray(self.shape, kind, mapping, self.offset, self.strides)
         except (TypeError, ValueError) as error:
             raise _umf.HandleError(
-                f"an array of {self.shape} {kind} at {self.offset} with strides {self.strides} does not lie "
-                f"in the {len(mapping)} bytes of its handle: {error}"
+                f"an array of {self.shape} {kind} at {self.offset} with strides {self.strides} "
+                f"does not lie in the {len(mapping)} bytes of its handle: {error}"
             ) from error
 
 
@@ -104,7 +109,7 @@ def _owner(given: numpy.ndarray[Any, Any]) -> tuple[Any, int] | None:
 def _describe(given: numpy.ndarray[Any, Any], handle: Any, offset: int) -> ArrayHandle:
     return ArrayHandle(
         bytes(handle),
-        given.dtype.str if given.dtype.names is None else str(given.dtype.descr),
+        dtype_to_descr(given.dtype),
         given.shape,
         given.strides,
         offset,
