@@ -9,8 +9,10 @@ use super::plan;
 use super::tally::FailpointTally;
 use super::workers::{bound, is_kill_status};
 
-/// Tries for a kill at each failpoint.
+/// Tries for a kill at each failpoint, a third of them with each engine.
 const TRIES: u64 = 8;
+/// The same at failpoints of ranks, which only one of two ranks reaches, by chance.
+const TRIES_OF_RANKS: u64 = 32;
 
 /// Returns the engine with which both processes reach a failpoint.
 fn engine_of(failpoint: Failpoint, rng: &mut Rng) -> &'static str {
@@ -41,7 +43,8 @@ pub(crate) fn run(seed: u64, times: u64) -> FailpointTally {
         let rest = ProcessSnapshot::of(&survivor);
         for _ in 0..times {
             for failpoint in tally.failpoints() {
-                for _ in 0..TRIES {
+                let is_of_ranks = failpoint.starts_with("link.rank_");
+                for _ in 0..if is_of_ranks { TRIES_OF_RANKS } else { TRIES } {
                     if engine_of(failpoint, &mut rng) != engine {
                         continue;
                     }
@@ -50,7 +53,7 @@ pub(crate) fn run(seed: u64, times: u64) -> FailpointTally {
                     let nth = if is_repeated(failpoint) { *rng.choose(&[1, 1, 2, 7]) } else { 1 };
                     let mut victim = spawn();
                     victim.ok(&format!("arm {failpoint} {nth} kill"));
-                    let killed = if failpoint.starts_with("link.rank_") || rng.one_in(6) {
+                    let killed = if is_of_ranks || rng.one_in(6) {
                         round_of_ranks(&mut survivor, &mut victim, rng.below(2), spawn)
                     } else {
                         round(&mut survivor, &mut victim, accepts, rng.next_u64())
