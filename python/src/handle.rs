@@ -7,7 +7,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyType};
 
-use crate::errors::{argument, from_umf};
+use crate::errors::from_umf;
 use crate::memory::{Memory, Range, Registered};
 
 /// The name of a block in every process of the machine: 256 plain bytes.
@@ -115,10 +115,8 @@ impl Mapping {
     }
 
     /// Passes the memory on: returns a handle for a message that `readers` processes open.
-    #[pyo3(signature = (readers = 1))]
-    fn send_handle(&self, python: Python<'_>, readers: u16) -> PyResult<Handle> {
-        let readers =
-            NonZeroU16::new(readers).ok_or_else(|| argument("a message has at least one reader"))?;
+    #[pyo3(signature = (readers = NonZeroU16::MIN))]
+    fn send_handle(&self, python: Python<'_>, readers: NonZeroU16) -> PyResult<Handle> {
         python.detach(|| {
             self.memory.with(|mapping| {
                 let sent = mapping.send_handle(&self.handle, readers);

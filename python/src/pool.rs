@@ -154,10 +154,8 @@ impl Block {
 
     /// Returns a handle for a message that `readers` processes open: the memory is kept until they
     /// have, even if the block is freed before.
-    #[pyo3(signature = (readers = 1))]
-    fn send_handle(&self, python: Python<'_>, readers: u16) -> PyResult<Handle> {
-        let readers =
-            NonZeroU16::new(readers).ok_or_else(|| argument("a message has at least one reader"))?;
+    #[pyo3(signature = (readers = NonZeroU16::MIN))]
+    fn send_handle(&self, python: Python<'_>, readers: NonZeroU16) -> PyResult<Handle> {
         python
             .detach(|| self.memory.with(|block| Ok(Handle(block.send_handle_to(readers).map_err(from_umf)?))))
     }

@@ -457,16 +457,22 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
 
     use super::*;
+    use umf_core::{Layout, Visibility};
+    use umf_runtime::Upstream;
+
+    /// Returns a region with a file of its own.
+    fn region_of_its_own() -> (Upstream, Region) {
+        let host = umf_provider_host::HostProvider::builder().visibility(Visibility::Shared);
+        let upstream = Upstream::new(host.isolate(true).build().unwrap()).unwrap();
+        let (region, _) = upstream.allocate(Layout::new(4096, 1).unwrap()).unwrap();
+        (upstream, region)
+    }
 
     #[test]
     fn descriptor_of_another_file_is_neither_sent_nor_closed() {
         use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-        use umf_core::{Layout, Visibility};
-        use umf_runtime::Upstream;
 
-        let host = umf_provider_host::HostProvider::builder().visibility(Visibility::Shared);
-        let upstream = Upstream::new(host.isolate(true).build().unwrap()).unwrap();
-        let (region, _) = upstream.allocate(Layout::new(4096, 1).unwrap()).unwrap();
+        let (upstream, region) = region_of_its_own();
         let exporter = Exporter::new(ExporterSettings::default()).unwrap();
         // SAFETY: the test does not touch the memory.
         let handle = unsafe { exporter.handle(region.base()) }.unwrap();
@@ -490,12 +496,7 @@ mod tests {
     /// A peer sends any slot and generation.
     #[test]
     fn file_of_an_export_that_never_was_is_refused() {
-        use umf_core::{Layout, Visibility};
-        use umf_runtime::Upstream;
-
-        let host = umf_provider_host::HostProvider::builder().visibility(Visibility::Shared);
-        let upstream = Upstream::new(host.isolate(true).build().unwrap()).unwrap();
-        let (region, _) = upstream.allocate(Layout::new(4096, 1).unwrap()).unwrap();
+        let (upstream, region) = region_of_its_own();
         let exporter = Exporter::new(ExporterSettings::default()).unwrap();
         // SAFETY: the test does not touch the memory.
         let handle = unsafe { exporter.handle(region.base()) }.unwrap();
@@ -514,12 +515,7 @@ mod tests {
     /// Exporters of one process have equal slots and generations.
     #[test]
     fn handle_of_another_exporter_is_not_passed_on() {
-        use umf_core::{Layout, Visibility};
-        use umf_runtime::Upstream;
-
-        let host = umf_provider_host::HostProvider::builder().visibility(Visibility::Shared);
-        let upstream = Upstream::new(host.build().unwrap()).unwrap();
-        let (region, _) = upstream.allocate(Layout::new(4096, 1).unwrap()).unwrap();
+        let (upstream, region) = region_of_its_own();
         let exporters = [(); 2].map(|()| Exporter::new(ExporterSettings::default()).unwrap());
         // SAFETY: the test does not touch the memory.
         let handles = exporters.each_ref().map(|one| unsafe { one.handle(region.base()) }.unwrap());
@@ -538,7 +534,7 @@ mod tests {
 
     #[test]
     fn region_handle_names_the_region_whatever_lies_in_it() {
-        use umf_core::{Layout, Pool, Visibility};
+        use umf_core::Pool;
 
         let host = umf_provider_host::HostProvider::builder().visibility(Visibility::Shared);
         let provider = host.build().unwrap();

@@ -1,12 +1,13 @@
 //! [`ExporterState`]: the state of an exporter in one process: ledger, lease table, cache of native
 //! exports, memo and socket.
 
+mod descriptors;
 mod retire;
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::{Arc, Weak};
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
 
 use umf_core::pool::{Pool, missing};
 use umf_core::{Address, Provider, Region};
@@ -23,7 +24,7 @@ use crate::handle::{
 use crate::identity::Nonce;
 use crate::lease::{ExportTable, ExportedRange, RetireOutcome};
 use crate::ledger::{PublishedCounters, RetireReason, SlotContent};
-use crate::transfer::socket::server::{FdSource, OutgoingFd, Server, SharedFd};
+use crate::transfer::socket::server::Server;
 use crate::transfer::{Exchange, Mode, yama_scope};
 use crate::{Error, Result};
 
@@ -104,8 +105,7 @@ impl ExporterState {
             key: umf_os::process::random().map_err(|errno| Error::system("getrandom", errno))?,
         });
         if let Some(listener) = listener {
-            let source =
-                ExporterFdSource { exports: Arc::clone(&state.exports), state: Arc::downgrade(&state) };
+            let source = descriptors::ExporterFdSource::new(&state);
             *state.server.lock() = Some(Server::serve(listener, state.nonce(), Arc::new(source))?);
         }
         tracing::debug!(nonce = %state.nonce(), served, "ledger made");
@@ -400,45 +400,6 @@ impl ExporterState {
         })
     }
 
-    /// Returns the file of an export that is current, or retired and leased.
-    ///
-    /// # Errors
-    /// The slot's generation if the export is neither; 0 if its descriptor was lost.
-    pub(super) fn fd_of(&self, slot: u32, generation: u64) -> core::result::Result<Arc<OwnedFd>, u64> {
-        match self.fd_at(slot, generation) {
-            // Retired. If it was sent with a ticket, its sender keeps it.
-            Err(now) if Some(now) == generation.checked_add(1) && self.exports.leases.is_counted(slot) => {
-                self.fd_at(slot, now)
-            }
-            found => found,
-        }
-    }
-
-    /// Returns the file of the export in a slot that has this generation.
-    ///
-    /// # Errors
-    /// As [`ExporterState::fd_of`].
-    fn fd_at(&self, slot: u32, generation: u64) -> core::result::Result<Arc<OwnedFd>, u64> {
-        let ledger = &self.exports.ledger;
-        let region = ledger.region_of(slot, generation)?;
-        // The native export is not cloned: its last owner returns it to the provider.
-        let fd = self
-            .cache
-            .peek(&region, |entry| entry.value.native.as_ref().and_then(|native| native.checked_fd()))
-            .unwrap_or_else(|| self.exports.deferred_fd(region));
-        let now = ledger.generation_of(slot).unwrap_or(0);
-        match fd {
-            // If the slot still has the export after the look-up, the descriptor was that of the
-            // export.
-            Some(Ok(fd)) if now == generation => Ok(fd),
-            Some(Err(error)) => {
-                tracing::warn!(slot, %error, "cannot send an exported file to an importer");
-                Err(0)
-            }
-            _ => Err(now),
-        }
-    }
-
     /// Sends a ticket of the export that a handle of this process names.
     ///
     /// # Errors
@@ -581,31 +542,5 @@ fn content(export: &RegionExport, target: &ExportTarget) -> SlotContent {
         region_id: export.region.id().get(),
         region_size: export.region.size() as u64,
         data_offset: native.map_or(0, |native| native.offset),
-    }
-}
-
-/// Source of descriptors for the socket thread, which does not keep the exporter's state alive.
-struct ExporterFdSource {
-    exports: Arc<ExportTable>,
-    state: Weak<ExporterState>,
-}
-
-impl FdSource for ExporterFdSource {
-    fn ledger(&self) -> Option<SharedFd> {
-        Some(Arc::clone(self.exports.ledger.checked_fd().ok()?) as SharedFd)
-    }
-
-    fn lease_table(&self) -> Option<OutgoingFd> {
-        let leases = &self.exports.leases;
-        match leases.reopen() {
-            Ok(reopened) => Some(OutgoingFd::Exclusive(reopened)),
-            // For example without a free descriptor. An importer with `/proc` can reopen the shared
-            // one.
-            Err(_) => leases.checked_fd().ok().map(|fd| OutgoingFd::Shared(Arc::clone(fd) as SharedFd)),
-        }
-    }
-
-    fn data(&self, slot: u32, generation: u64) -> Result<Arc<OwnedFd>, u64> {
-        self.state.upgrade().map_or(Err(0), |state| state.fd_of(slot, generation))
     }
 }

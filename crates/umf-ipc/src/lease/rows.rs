@@ -471,7 +471,7 @@ impl Drop for ImporterLeases {
             // not be closed here.
             core::mem::forget(self.fd.take().map(CloseOnFork::into_inner));
         }
-        let sent = core::mem::take(&mut *self.sent.lock());
+        let mut sent = core::mem::take(&mut *self.sent.lock());
         let rows = core::mem::take(&mut *self.rows.lock());
         if !self.is_of_this_process() {
             // The parent's rows, which are not mapped here.
@@ -479,8 +479,13 @@ impl Drop for ImporterLeases {
             core::mem::take(&mut self.ticket_rows).forget();
             return;
         }
-        // Rows with a ticket stay locked until the process ends, so that it can be claimed.
-        let ticket_rows = if sent.len() == 0 { sent.into_rows() } else { leak(sent) };
+        let ticket_rows = if sent.poll() == 0 {
+            sent.into_rows()
+        } else {
+            // They stay locked until the process ends, so that the tickets can be claimed.
+            core::mem::forget(sent);
+            Vec::new()
+        };
         for row in rows.taken.into_iter().chain(ticket_rows) {
             // No open is counted there any more. This frees the memory.
             row.mapping.punch_hole(ROW_HEADER as usize);
@@ -490,10 +495,4 @@ impl Drop for ImporterLeases {
             failpoint!("row.closed");
         }
     }
-}
-
-/// Keeps the rows of tickets that were not released.
-fn leak(sent: SentTickets) -> Vec<LockedRow> {
-    core::mem::forget(sent);
-    Vec::new()
 }

@@ -182,6 +182,21 @@ unsafe fn location_of(
     found.ok_or_else(|| CUDA_ERROR_INVALID_VALUE.into())
 }
 
+/// Returns an element of the arrays of addresses and sizes.
+///
+/// # Safety
+/// The arrays are null, or have that element.
+unsafe fn range_of(
+    element: usize,
+    addresses: *const CUdeviceptr,
+    sizes: *const usize,
+) -> CudaResult<(CUdeviceptr, usize)> {
+    // SAFETY: the caller upholds the contract.
+    unsafe {
+        Ok((read_argument(addresses.wrapping_add(element))?, read_argument(sizes.wrapping_add(element))?))
+    }
+}
+
 /// Prefetches several ranges of managed memory.
 ///
 /// # Safety
@@ -201,11 +216,13 @@ pub unsafe extern "C" fn cuMemPrefetchBatchAsync(
         state.stream(stream)?;
         for element in 0..count {
             // SAFETY: the application's arrays have `count` and `location_count` elements.
-            unsafe {
-                let location = location_of(element, locations, places, location_count)?;
-                let address = read_argument(addresses.wrapping_add(element))?;
-                state.prefetch(address, read_argument(sizes.wrapping_add(element))?, location)?;
-            }
+            let (location, (address, size)) = unsafe {
+                (
+                    location_of(element, locations, places, location_count)?,
+                    range_of(element, addresses, sizes)?,
+                )
+            };
+            state.prefetch(address, size, location)?;
         }
         Ok(())
     })
@@ -227,9 +244,7 @@ pub unsafe extern "C" fn cuMemDiscardBatchAsync(
         state.stream(stream)?;
         for element in 0..count {
             // SAFETY: the application's arrays have `count` elements.
-            let (address, size) = unsafe {
-                (read_argument(addresses.wrapping_add(element))?, read_argument(sizes.wrapping_add(element))?)
-            };
+            let (address, size) = unsafe { range_of(element, addresses, sizes)? };
             state.managed(address, size)?;
         }
         Ok(())
