@@ -7,6 +7,7 @@
 >>> mapping = umf.open(message)       # in any process of this machine
 """
 
+from umf._install import install
 from umf._umf import (
     Block,
     ClosedError,
@@ -50,5 +51,6 @@ __all__ = [
     "cancel",
     "drain",
     "in_transit",
+    "install",
     "open",
 ]

@@ -179,6 +179,8 @@ class Server:
         if self.segments.pop(segment.name, None) is not None:
             self.selector.unregister(segment.listener)
             segment.close()
+        if not self.segments and not self.is_session:
+            self.stop()
 
     def accept(self, listener: socket.socket, segment: Segment | None) -> None:
         try:
@@ -255,7 +257,7 @@ class Server:
 
     def answer(self, connection: Connection, request: bytes, argument: bytes) -> Segment | None:
         """Carries out a request. Returns a segment that goes to the client with the reply."""
-        if request == b"C":
+        if request == b"C" and self.is_session:
             self.create(argument)
         if request == b"H" and self.is_session:
             raise Reply(self.messages.hand_over(connection, argument))

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import spawn
 
-from umf import _keeper, session
+from umf import _install, _keeper, session
 
 __all__ = ["Client", "KeeperError", "connect", "connect_to_segment"]
 
@@ -118,7 +118,7 @@ def _start(member: session.Session) -> None:
         environment = {
             name: value
             for name, value in os.environ.items()
-            if name not in (session.VARIABLE, "UMF_INSTALL")
+            if name not in (session.VARIABLE, _install.VARIABLE)
         }
         started = subprocess.Popen(
             command,

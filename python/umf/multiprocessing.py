@@ -7,36 +7,60 @@ freed it. Plain `pickle`, `copy` and `torch.save` copy the bytes, as before.
 
 from __future__ import annotations
 
+import dataclasses
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import numpy
 
-from umf import _umf, arrays
+from umf import _umf, arrays, transit
 
 __all__ = ["install"]
 
 
 def _open_mapping(handle: bytes, readonly: bool) -> _umf.Mapping:
-    return _umf.open(handle, readonly=readonly)
+    return transit.open_sent(handle, lambda known: _umf.open(known, readonly=readonly))
 
 
 def _open_array(handle: arrays.ArrayHandle) -> numpy.ndarray[Any, Any]:
-    return handle.open()
+    return transit.open_sent(
+        handle.handle, lambda known: dataclasses.replace(handle, handle=known).open()
+    )
 
 
 def _reduce_array(given: numpy.ndarray[Any, Any]) -> Any:
-    if arrays._owner(given) is None:
+    found = arrays._owner(given)
+    if found is None:
         return given.__reduce_ex__(2)
-    return _open_array, (arrays.send_handle(given),)
+    if isinstance(found[0], _umf.Mapping) and _is_orphan(found[0]):
+        copied = arrays.array(given)
+        copied.flags.writeable = given.flags.writeable
+        given = copied
+    message = arrays.send_handle(given)
+    transit.sent(message.handle)
+    return _open_array, (message,)
+
+
+def _is_orphan(mapping: _umf.Mapping) -> bool:
+    """Whether the producer has ended, so that no other process can open its memory any more."""
+    return not transit.producer_is_alive(bytes(mapping.handle))
 
 
 def _reduce_block(block: _umf.Block) -> Any:
-    return _open_mapping, (bytes(block.send_handle()), False)
+    message = bytes(block.send_handle())
+    transit.sent(message)
+    return _open_mapping, (message, False)
 
 
 def _reduce_mapping(mapping: _umf.Mapping) -> Any:
-    return _open_mapping, (bytes(mapping.send_handle()), mapping.readonly)
+    if _is_orphan(mapping):
+        copied = arrays.default_pool().allocate(len(mapping))
+        memoryview(copied)[:] = memoryview(mapping)
+        message = bytes(copied.send_handle())
+    else:
+        message = bytes(mapping.send_handle())
+    transit.sent(message)
+    return _open_mapping, (message, mapping.readonly)
 
 
 def install() -> None:

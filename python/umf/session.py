@@ -3,7 +3,7 @@
 Each member has one descriptor of the same pipe, open for reading and writing. The keeper
 (`umf._keeper`) has a read-only one, and sees the end of the session when the last member has
 ended, however it ended. A forked child inherits the descriptor. A process that was started
-otherwise (spawn, forkserver, subprocess) finds a member in the variable `UMF_SESSION` and opens
+otherwise (spawn, forkserver, subprocess) finds a member in the variable `UMFPY_SESSION` and opens
 that member's descriptor in `/proc`.
 
 The variable is `1.ID.INODE.PID.FD`, with `.PID.FD` of the first process of the session behind it
@@ -18,11 +18,11 @@ import os
 import re
 import select
 import threading
-from dataclasses import dataclass
+from typing import NamedTuple
 
-__all__ = ["SessionError", "Session", "current", "is_alone"]
+__all__ = ["Session", "SessionError", "current", "is_alone", "leave"]
 
-VARIABLE = "UMF_SESSION"
+VARIABLE = "UMFPY_SESSION"
 _FORM = re.compile(
     r"1\.([0-9a-f]{32})\.([0-9]{1,20})\.([0-9]{1,10})\.([0-9]{1,10})"
     r"(?:\.([0-9]{1,10})\.([0-9]{1,10}))?",
@@ -34,8 +34,7 @@ class SessionError(OSError):
     """The session or its keeper cannot be reached."""
 
 
-@dataclass(frozen=True)
-class Session:
+class Session(NamedTuple):
     """This process as a member of a session."""
 
     id: str
@@ -162,6 +161,16 @@ def is_alone() -> bool:
             os.close(writer)
     finally:
         os.close(reader)
+
+
+def leave() -> None:
+    """Ends the membership of this process, which does not keep the session alive any more."""
+    global _current
+    with _lock:
+        known, _current = _current, None
+        os.environ.pop(VARIABLE, None)
+        if known is not None and known.is_intact():
+            os.close(known.fd)
 
 
 def _after_fork() -> None:

@@ -1,9 +1,10 @@
-"""Installs umf in this interpreter if `UMF_INSTALL` is set: see `umf.install()`.
+"""Installs umf in this interpreter if `UMFPY_INSTALL` is set: see `umf.install()`.
 
 `umf.pth` imports this file at the start of each interpreter that has the variable. It is not in the
 package, whose import loads the extension: most processes of a tree never use a segment.
 """
 
+import os
 import sys
 
 
@@ -39,10 +40,8 @@ class _Finder:
         return spec
 
 
-def _is_tracker():
-    """Whether this is the resource tracker: as a member it would keep the session alive."""
-    return any("multiprocessing.resource_tracker" in word for word in sys.orig_argv[:20])
-
-
-if not _is_tracker():
-    sys.meta_path.insert(0, _Finder)
+sys.meta_path.insert(0, _Finder)
+if "UMFPY_SESSION" not in os.environ:
+    # The first process of a tree: its children belong to its session, even if it never uses a
+    # segment itself.
+    import umf.session  # noqa: F401
