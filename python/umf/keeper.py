@@ -62,8 +62,10 @@ class Client:
         if reply[:1] == b"\0":
             return reply[1:], list(fds)
         close_all(fds)
-        if len(reply) < 3:
+        if not reply:
             raise KeeperError(errno.ECONNRESET, "the keeper has ended or closed the connection")
+        if len(reply) < 3:
+            raise KeeperError(errno.EPROTO, f"process {self.pid()} does not answer as a keeper")
         (number,) = struct.unpack_from("<H", reply, 1)
         raise OSError(number, reply[3:].decode("utf-8", "replace"))
 
