@@ -21,6 +21,7 @@ descriptors beside it, or the byte 1, an errno in two bytes and a text.
 | `K` | | gives the segment away: its descriptor, and the listener of its name |
 | `H` | handles | opens messages of a sender that exits: a byte for each, see `Messages` |
 | `Y` | a byte for each live one | copies those whose byte is 1 |
+| `D` | handle | forgets a message: its reader needs no copy |
 | `G` | handle | a new handle for a message that was handed over |
 """
 
@@ -51,6 +52,10 @@ MESSAGE = HANDLE + 2
 CONNECTIONS = 512
 """Connections at a time. The one that was silent for longest is closed for another."""
 NAME_MAX = 255
+TRIM_INTERVAL = 0.2
+"""Seconds without a request after which memory that is not used any more is released."""
+TRIMS = 50
+"""Attempts to do so, if readers have it open."""
 
 _CREDENTIALS = struct.Struct("iII")
 
@@ -150,6 +155,7 @@ class Server:
         self.connections: dict[Connection, None] = {}
         self.messages = Messages()
         self.running = True
+        self.trims = 0
         self.is_session = False
         # Given up for a moment to accept and close a connection if there is no other descriptor.
         self.spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
@@ -165,7 +171,11 @@ class Server:
 
     def serve(self) -> None:
         while self.running:
-            for key, _ in self.selector.select():
+            events = self.selector.select(TRIM_INTERVAL if self.trims else None)
+            if not events:
+                # Readers may have memory open still that they were given last.
+                self.trims = self.trims - 1 if self.messages.trim() else 0
+            for key, _ in events:
                 # An earlier event of the same round may have closed it.
                 if self.selector.get_map().get(key.fd) is key and self.running:
                     key.data()
@@ -215,6 +225,7 @@ class Server:
             self.selector.unregister(connection.stream)
             connection.stream.close()
             self.messages.forget(connection)
+            self.trims = TRIMS
 
     def receive(self, connection: Connection) -> None:
         try:
@@ -263,6 +274,8 @@ class Server:
             raise Reply(self.messages.hand_over(connection, argument))
         if request == b"Y" and self.is_session:
             raise Reply(self.messages.commit(connection, argument))
+        if request == b"D" and self.is_session:
+            raise Reply(self.messages.opened(argument))
         if request == b"G" and self.is_session:
             raise Reply(self.messages.give(connection, argument))
         segment = connection.segment
@@ -320,12 +333,14 @@ class Messages:
     def __init__(self) -> None:
         self.kept: dict[bytes, Kept] = {}
         self.pool: Any = None
+        self.isolated: Any = None
 
     def extension(self) -> Any:
         from umf import _umf
 
         if self.pool is None:
             self.pool = _umf.Pool.shared()
+            self.isolated = _umf.Pool.isolated()
         return _umf
 
     def hand_over(self, connection: Connection, argument: bytes) -> bytes:
@@ -403,10 +418,21 @@ class Messages:
             raise OSError(errno.ENOENT, "no such message was handed over")
         sent = bytes(kept.block.send_handle())
         connection.given.append(sent)
+        self.count(handle, kept)
+        return sent
+
+    def count(self, handle: bytes, kept: Kept) -> None:
+        """Notes that one reader less will ask for a message."""
         kept.readers -= 1
         if kept.readers <= 0:
             del self.kept[handle]
-        return sent
+
+    def opened(self, handle: bytes) -> bytes:
+        """A reader had the memory of the sender open already, and needs no copy."""
+        kept = self.kept.get(handle)
+        if kept is not None:
+            self.count(handle, kept)
+        return b""
 
     def forget(self, connection: Connection) -> None:
         """Releases what a connection has that ends."""
@@ -417,6 +443,21 @@ class Messages:
             for sent in connection.given:
                 # Does nothing if the reader has opened it, and releases it if the reader was killed.
                 umf.cancel(sent)
+        connection.live, connection.copies, connection.given = [], {}, []
+
+    def trim(self) -> bool:
+        """Returns memory to the system that is not used any more. Returns whether there is more."""
+        if self.pool is None:
+            return False
+        umf = self.extension()
+        # Another open closes the idle mappings of senders: none may stay (`keeper._start`).
+        small = self.isolated.allocate(1)
+        umf.open(small.handle()).close()
+        small.free()
+        self.isolated.trim()
+        held = umf.drain(0.0)
+        self.pool.trim()
+        return bool(held)
 
 
 def detach() -> None:

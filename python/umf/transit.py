@@ -107,7 +107,11 @@ def _hand_over_to(client: keeper.Client, batch: list[bytes]) -> int:
 def open_sent(handle: bytes, open_with: Callable[[bytes], T]) -> T:
     """Opens a handle of a message. Asks the keeper if the sender has exited."""
     try:
-        return open_with(handle)
+        opened = open_with(handle)
+        if handle[176:182].strip(b"\0") and not producer_is_alive(handle):
+            # The memory was open here already. The keeper may have a copy for this reader.
+            _needs_no_copy(handle)
+        return opened
     except _umf.StaleError:
         if not _umf.Handle(handle).has_ticket:
             raise
@@ -122,6 +126,16 @@ def open_sent(handle: bytes, open_with: Callable[[bytes], T]) -> T:
                 raise
             # While the connection is open, the keeper waits for this process to open it.
             return open_with(new)
+
+
+def _needs_no_copy(handle: bytes) -> None:
+    try:
+        with keeper.connect(start=False) as client:
+            if client is not None:
+                client.request(b"D", handle)
+    except OSError:
+        # The copy stays until the end of the session.
+        pass
 
 
 def producer_is_alive(handle: bytes) -> bool:
