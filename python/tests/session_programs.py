@@ -23,7 +23,7 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
 
 
 def environment(*, own_session: bool = True) -> dict[str, str]:
-    """Returns the variables for a program, which is in a session of its own or in that of the tests."""
+    """Returns the variables for a program in a session of its own, or in that of the tests."""
     return {
         name: value
         for name, value in os.environ.items()

@@ -9,6 +9,7 @@ import select
 import signal
 import socket
 import struct
+import subprocess
 import sys
 from pathlib import Path
 
@@ -467,6 +468,20 @@ print(session.current().id, child)
     (holder,) = keepers(id_)
     os.kill(int(child), signal.SIGKILL)
     wait_until(lambda: is_gone(holder), "the end of the keeper")
+
+
+def test_random_kills_leave_nothing() -> None:
+    """The short form: `kill_campaign.py` alone makes 1,000 kills."""
+    script = Path(__file__).with_name("kill_campaign.py")
+    done = subprocess.run(
+        [sys.executable, str(script), "--kills", "50"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    print(done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_poll_of_the_pipe_sees_no_hang_up_while_a_member_lives() -> None:

@@ -232,7 +232,9 @@ def test_limit_in_a_container_that_sees_its_part_of_the_tree(tmp_path: Path) -> 
     assert _limits.available(str(tmp_path)) == (70, str(groups / "b"))
 
 
-@pytest.mark.parametrize("text", ["", "x", "0::", "::::", "0::/../../..", "4:memory:/" + "a/" * 999])
+@pytest.mark.parametrize(
+    "text", ["", "x", "0::", "::::", "0::/../../..", "4:memory:/" + "a/" * 999]
+)
 def test_strange_group_files_are_no_limit(tmp_path: Path, text: str) -> None:
     group_files(tmp_path, v2=True)
     write(tmp_path / "proc/self/cgroup", text)

@@ -1,4 +1,4 @@
-"""`umf.install()`: the standard library's shared memory in memory of umf, in a tree of processes."""
+"""`umf.install()`: the standard library's shared memory in memory of umf, for a whole tree."""
 
 from __future__ import annotations
 

@@ -241,24 +241,25 @@ class Server:
         # It is the one that spoke last now.
         self.connections[connection] = self.connections.pop(connection)
         given_away: Segment | None = None
+        fds: tuple[int, ...] = ()
         try:
             given_away = self.answer(connection, request[:1], request[1:])
-            reply, fds = b"\0", ()
+            reply = b"\0"
         except Reply as done:
             reply, fds = b"\0" + done.result, done.fds
         except OSError as error:
             text = (error.strerror or str(error)).encode("utf-8", "replace")[:1000]
-            reply, fds = b"\1" + struct.pack("<H", (error.errno or errno.EIO) & 0xFFFF) + text, ()
+            reply = b"\1" + struct.pack("<H", (error.errno or errno.EIO) & 0xFFFF) + text
         except MemoryError:
-            reply, fds = b"\1" + struct.pack("<H", errno.ENOMEM) + b"no memory in the keeper", ()
+            reply = b"\1" + struct.pack("<H", errno.ENOMEM) + b"no memory in the keeper"
         except Exception as error:
             text = f"{type(error).__name__}: {error}".encode("utf-8", "replace")[:1000]
-            reply, fds = b"\1" + struct.pack("<H", errno.EINVAL) + text, ()
+            reply = b"\1" + struct.pack("<H", errno.EINVAL) + text
         if given_away is not None:
             fds = (given_away.fd, given_away.listener.fileno())
         try:
-            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-            connection.stream.sendmsg([reply], rights)
+            rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))
+            connection.stream.sendmsg([reply], [rights] if fds else [])
         except OSError:
             # It does not read, or has gone.
             self.drop(connection)
@@ -324,10 +325,11 @@ class Messages:
     """Messages whose senders have exited: copies in a pool of the keeper, by their handles.
 
     A sender that exits asks in two steps, since a handle also opens as a plain one as long as its
-    block is live. `H` opens: the reply has `L` for a block that is live, `C` for one that was freed
-    and whose ticket the keeper has claimed (its bytes are copied), `G` for one that the readers have
-    claimed, `O` if there is no memory for a copy. For each `L` the sender cancels the ticket, which
-    tells whether it was unclaimed, and `Y` copies those that were: the reply has `C` or `O` for each.
+    block is live. `H` opens: the reply has `L` for a block that is live, `C` for one that was
+    freed and whose ticket the keeper has claimed (its bytes are copied), `G` for one that the
+    readers have claimed, `O` if there is no memory for a copy. For each `L` the sender cancels the
+    ticket, which tells whether it was unclaimed, and `Y` copies those that were: the reply has `C`
+    or `O` for each.
     """
 
     def __init__(self) -> None:
@@ -441,7 +443,7 @@ class Messages:
         if connection.given:
             umf = self.extension()
             for sent in connection.given:
-                # Does nothing if the reader has opened it, and releases it if the reader was killed.
+                # Does nothing if the reader has opened it; releases it if the reader was killed.
                 umf.cancel(sent)
         connection.live, connection.copies, connection.given = [], {}, []
 
@@ -461,7 +463,7 @@ class Messages:
 
 
 def detach() -> None:
-    """Makes this process independent of terminal, directory and limits of the one that started it."""
+    """Makes this process independent of the terminal and directory of the one that started it."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())

@@ -68,9 +68,9 @@ def _groups(root: str) -> Iterator[tuple[str, bool]]:
         v2 = kinds[0] == "cgroup2"
         if not v2 and (kinds[0] != "cgroup" or "memory" not in kinds[2].split(",")):
             continue
-        path = paths.get(v2)
-        if path is None:
+        if v2 not in paths:
             continue
+        path = paths[v2]
         # The mount may show a part of the tree only, as in a container.
         top, mount = _unescape(fields[3]), root + _unescape(fields[4])
         inside = os.path.relpath(path, top) if path.startswith(top) else "."

@@ -86,7 +86,7 @@ def _stand_in(standard: types.ModuleType, **replaced: Any) -> types.ModuleType:
 def patch(module: types.ModuleType) -> None:
     """Lets the classes of `multiprocessing.shared_memory`, or of a copy, use segments of umf."""
     namespace: Any = module
-    import _posixshmem
+    import _posixshmem  # type: ignore[import-not-found]
 
     namespace._posixshmem = _stand_in(_posixshmem, shm_open=shm_open, shm_unlink=shm_unlink)
     namespace.os = _stand_in(os, ftruncate=segments.resize)

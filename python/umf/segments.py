@@ -106,7 +106,7 @@ def resize(fd: int, size: int) -> None:
 
 def names() -> list[str]:
     """Returns the names of the segments of this user, in all sessions of the network namespace."""
-    prefix = "@umf-shm-%d" % os.geteuid()
+    prefix = f"@umf-shm-{os.geteuid()}"
     found = set()
     with open("/proc/net/unix", encoding="utf-8", errors="surrogateescape") as file:
         for line in file:

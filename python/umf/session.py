@@ -154,9 +154,7 @@ def is_alone() -> bool:
             poll.register(reader, 0)
             return any(event & select.POLLHUP for _, event in poll.poll(0))
         finally:
-            writer = os.open(
-                f"/proc/self/fd/{reader}", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC
-            )
+            writer = os.open(f"/proc/self/fd/{reader}", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
             os.dup2(writer, known.fd, inheritable=False)
             os.close(writer)
     finally:
