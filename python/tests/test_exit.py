@@ -411,7 +411,8 @@ def send_after_hand_over(queue) -> None:
     import threading
 
     def late() -> None:
-        while not transit._exiting:
+        # From 3.13 on, threads are joined before.
+        while not transit._exiting and threading.main_thread().is_alive():
             time.sleep(0.01)
         # After the queue was closed: the message goes by a file descriptor of its own.
         queue.send(umf.arrays.array(numpy.arange(5)))

@@ -196,7 +196,6 @@ if __name__ == "__main__":
     name = f"killed-{method}-{os.getpid()}"
     path = Path(f"/tmp/{name}.py")
     path.write_text(source)
-    before = set(os.listdir("/dev/shm"))
     starter = "import os, sys; os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
     try:
         with started(starter, str(path), name) as program:
@@ -214,7 +213,7 @@ if __name__ == "__main__":
         path.unlink()
     assert not sockets(name) and not sockets(id_)
     assert not keepers(id_)
-    assert not [file for file in set(os.listdir("/dev/shm")) - before if "sem." not in file]
+    assert not [file for file in os.listdir("/dev/shm") if name in file]
 
 
 def test_keeper_ends_with_the_last_member_only() -> None:
