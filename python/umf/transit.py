@@ -32,7 +32,7 @@ _BATCH = _keeper.PACKET // 2 // _keeper.MESSAGE
 _sent: deque[bytes] = deque()
 _exiting = False
 _finalizer: util.Finalize | None = None
-_lock = threading.Lock()
+_lock = threading.RLock()
 
 
 def sent(handle: bytes, readers: int = 1) -> None:
@@ -170,7 +170,7 @@ def _arm(_anchor: object = None) -> None:
 
 def _after_fork() -> None:
     global _lock
-    _lock = threading.Lock()
+    _lock = threading.RLock()
     # The messages are the parent's.
     _sent.clear()
     _arm()
