@@ -14,7 +14,7 @@ import select
 import struct
 import sys
 import threading
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from multiprocessing import util
 from typing import TypeVar
@@ -138,25 +138,43 @@ def _needs_no_copy(handle: bytes) -> None:
         pass
 
 
+_PRODUCERS = 16
+_producers: OrderedDict[bytes, int] = OrderedDict()
+"""Process descriptors of the producers that were asked for last."""
+
+
 def producer_is_alive(handle: bytes) -> bool:
     """Whether the process that made a handle has not ended. `True` if that cannot be known."""
-    pid, namespace, inode = struct.unpack_from("<IIQ", handle, 48)
-    try:
-        if namespace and os.stat("/proc/self/ns/pid").st_ino != namespace:
-            return True
-        fd = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    try:
-        if inode and os.fstat(fd).st_ino != inode:
+    producer = handle[48:64]
+    pid, namespace, inode = struct.unpack("<IIQ", producer)
+    with _lock:
+        fd = _producers.get(producer, -1)
+        try:
+            if fd < 0 or os.fstat(fd).st_ino != inode:
+                _producers.pop(producer, None)
+                if namespace and os.stat("/proc/self/ns/pid").st_ino != namespace:
+                    return True
+                fd = os.pidfd_open(pid)
+                if not inode or os.fstat(fd).st_ino != inode:
+                    # Without an inode, on kernels before 6.9, a reused id looks like the producer.
+                    alive = not inode and not _has_ended(fd)
+                    os.close(fd)
+                    return alive
+                _producers[producer] = fd
+                if len(_producers) > _PRODUCERS:
+                    os.close(_producers.popitem(last=False)[1])
+            return not _has_ended(fd)
+        except ProcessLookupError:
             return False
-        poll = select.poll()
-        poll.register(fd, select.POLLIN)
-        return not poll.poll(0)
-    finally:
-        os.close(fd)
+        except OSError:
+            _producers.pop(producer, None)
+            return True
+
+
+def _has_ended(pidfd: int) -> bool:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _arm(_anchor: object = None) -> None:
