@@ -21,7 +21,7 @@ descriptors beside it, or the byte 1, an errno in two bytes and a text.
 | `K` | | gives the segment away: its descriptor, and the listener of its name |
 | `H` | handles | opens messages of a sender that exits: a byte for each, see `Messages` |
 | `Y` | a byte for each live one | copies those whose byte is 1 |
-| `D` | handle | forgets a message: its reader needs no copy |
+| `D` | handles | forgets messages that readers have opened without it |
 | `G` | handle | a new handle for a message that was handed over |
 """
 
@@ -448,11 +448,13 @@ class Messages:
         if kept.readers <= 0:
             del self.kept[handle]
 
-    def opened(self, handle: bytes) -> bytes:
-        """A reader had the memory of the sender open already, and needs no copy."""
-        kept = self.kept.get(handle)
-        if kept is not None:
-            self.count(handle, kept)
+    def opened(self, argument: bytes) -> bytes:
+        """A reader has opened messages in the memory of their sender, and needs no copies."""
+        for start in range(0, len(argument), HANDLE):
+            handle = argument[start : start + HANDLE]
+            kept = self.kept.get(handle)
+            if kept is not None:
+                self.count(handle, kept)
         return b""
 
     def forget(self, connection: Connection) -> None:

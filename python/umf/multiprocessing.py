@@ -32,18 +32,13 @@ def _reduce_array(given: numpy.ndarray[Any, Any]) -> Any:
     found = arrays._owner(given)
     if found is None:
         return given.__reduce_ex__(2)
-    if isinstance(found[0], _umf.Mapping) and _is_orphan(found[0]):
+    if isinstance(found[0], _umf.Mapping) and not transit.can_pass_on(bytes(found[0].handle)):
         copied = arrays.array(given)
         copied.flags.writeable = given.flags.writeable
         given = copied
     message = arrays.send_handle(given)
     transit.sent(message.handle)
     return _open_array, (message,)
-
-
-def _is_orphan(mapping: _umf.Mapping) -> bool:
-    """Whether the producer has ended, so that no other process can open its memory any more."""
-    return not transit.producer_is_alive(bytes(mapping.handle))
 
 
 def _reduce_block(block: _umf.Block) -> Any:
@@ -53,12 +48,12 @@ def _reduce_block(block: _umf.Block) -> Any:
 
 
 def _reduce_mapping(mapping: _umf.Mapping) -> Any:
-    if _is_orphan(mapping):
+    if transit.can_pass_on(bytes(mapping.handle)):
+        message = bytes(mapping.send_handle())
+    else:
         copied = arrays.default_pool().allocate(len(mapping))
         memoryview(copied)[:] = memoryview(mapping)
         message = bytes(copied.send_handle())
-    else:
-        message = bytes(mapping.send_handle())
     transit.sent(message)
     return _open_mapping, (message, mapping.readonly)
 
