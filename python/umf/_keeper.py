@@ -54,10 +54,9 @@ CONNECTIONS = 512
 OTHER_DESCRIPTORS = 32
 """Descriptors for anything but segments and connections."""
 NAME_MAX = 255
-TRIM_INTERVAL = 0.2
-"""Seconds without a request after which memory that is not used any more is released."""
-TRIMS = 50
-"""Attempts to do so, if readers have it open."""
+TRIM_FIRST, TRIM_LAST = 0.2, 30.0
+"""Seconds without a request after which memory that is not used any more is released. As long as
+readers have some open, each pause is twice the one before."""
 
 _CREDENTIALS = struct.Struct("iII")
 
@@ -157,7 +156,8 @@ class Server:
         self.connections: dict[Connection, None] = {}
         self.messages = Messages()
         self.running = True
-        self.trims = 0
+        self.pause: float | None = None
+        """Seconds until the next look at memory that is not used any more."""
         self.is_session = False
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self.max_connections = min(CONNECTIONS, limit // 4)
@@ -177,14 +177,28 @@ class Server:
 
     def serve(self) -> None:
         while self.running:
-            events = self.selector.select(TRIM_INTERVAL if self.trims else None)
+            events = self.selector.select(self.pause)
             if not events:
-                # Readers may have memory open still that they were given last.
-                self.trims = self.trims - 1 if self.messages.trim() else 0
+                self.guard(self.trim)
             for key, _ in events:
                 # An earlier event of the same round may have closed it.
                 if self.selector.get_map().get(key.fd) is key and self.running:
-                    key.data()
+                    self.guard(key.data)
+
+    @staticmethod
+    def guard(handle: Callable[[], None]) -> None:
+        """Calls a handler. What it raises ends one request, and not what the keeper holds."""
+        try:
+            handle()
+        except Exception:
+            # There is no client to tell it to, and standard error is closed.
+            pass
+
+    def trim(self) -> None:
+        """Releases memory that is not used any more."""
+        pause, self.pause = self.pause, None
+        if pause is not None and self.messages.trim():
+            self.pause = min(pause * 2, TRIM_LAST)
 
     def add(self, segment: Segment) -> None:
         self.segments[segment.name] = segment
@@ -231,7 +245,7 @@ class Server:
             self.selector.unregister(connection.stream)
             connection.stream.close()
             self.messages.forget(connection)
-            self.trims = TRIMS
+            self.pause = TRIM_FIRST
 
     def receive(self, connection: Connection) -> None:
         try:
