@@ -164,7 +164,14 @@ class Server:
         # Of two descriptors each. The rest is for requests, with which segments can be unlinked.
         self.max_segments = max((limit - self.max_connections - OTHER_DESCRIPTORS) // 2, 1)
         # Given up for a moment to accept and close a connection if there is no other descriptor.
-        self.spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        self.spare: int | None = None
+        self.open_spare()
+
+    def open_spare(self) -> None:
+        try:
+            self.spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            self.spare = None
 
     def listen_at(self, listener: socket.socket, segment: Segment | None = None) -> None:
         self.watch(listener, lambda: self.accept(listener, segment))
@@ -218,12 +225,13 @@ class Server:
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 # Else the connection would stay in the queue, and the loop would spin.
-                os.close(self.spare)
+                if self.spare is not None:
+                    os.close(self.spare)
                 try:
                     listener.accept()[0].close()
                 except OSError:
                     pass
-                self.spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+                self.open_spare()
             return
         stream.setblocking(False)
         try:
@@ -375,6 +383,7 @@ class Messages:
         if not argument or len(argument) % MESSAGE:
             raise OSError(errno.EINVAL, f"{len(argument)} bytes are no handles of messages")
         umf = self.extension()
+        self.close_live(connection)
         result = bytearray()
         # Producers that do not answer, which takes a while each time.
         silent = set()
@@ -473,14 +482,19 @@ class Messages:
 
     def forget(self, connection: Connection) -> None:
         """Releases what a connection has that ends."""
-        for _, _, mapping in connection.live:
-            mapping.close()
+        self.close_live(connection)
         if connection.given:
             umf = self.extension()
             for sent in connection.given:
                 # Does nothing if the reader has opened it; releases it if the reader was killed.
                 umf.cancel(sent)
-        connection.live, connection.copies, connection.given = [], {}, []
+        connection.copies, connection.given = {}, []
+
+    def close_live(self, connection: Connection) -> None:
+        """Closes messages of live blocks that the client has not answered for."""
+        live, connection.live = connection.live, []
+        for _, _, mapping in live:
+            mapping.close()
 
     def trim(self) -> bool:
         """Returns memory to the system that is not used any more. Returns whether there is more."""
