@@ -9,13 +9,14 @@ use pyo3::types::{PyBytes, PyType};
 
 use crate::errors::from_umf;
 use crate::memory::{Memory, Range, Registered};
+use crate::transit;
 
 /// The name of a block in every process of the machine: 256 plain bytes.
 #[pyclass(module = "umf", frozen, eq, hash, skip_from_py_object)]
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Handle(pub(crate) umf::Handle);
 
-fn decode(source: &Bound<'_, PyAny>) -> PyResult<umf::Handle> {
+pub(crate) fn decode(source: &Bound<'_, PyAny>) -> PyResult<umf::Handle> {
     if let Ok(handle) = source.cast::<Handle>() {
         return Ok(handle.get().0);
     }
@@ -114,14 +115,12 @@ impl Mapping {
         self.memory.with(|mapping| Ok(mapping.is_current()))
     }
 
-    /// Passes the memory on: returns a handle for a message that `readers` processes open.
-    #[pyo3(signature = (readers = NonZeroU16::MIN))]
-    fn send_handle(&self, python: Python<'_>, readers: NonZeroU16) -> PyResult<Handle> {
-        python.detach(|| {
-            self.memory.with(|mapping| {
-                let sent = mapping.send_handle(&self.handle, readers);
-                Ok(Handle(sent.map_err(|error| from_umf(error.into()))?))
-            })
+    /// Passes the memory on: returns a handle for a message that `readers` processes open. If too much is
+    /// in transit, waits for readers for at most `timeout` seconds.
+    #[pyo3(signature = (readers = NonZeroU16::MIN, *, timeout = 0.0))]
+    fn send_handle(&self, python: Python<'_>, readers: NonZeroU16, timeout: f64) -> PyResult<Handle> {
+        transit::send(python, timeout, || {
+            self.memory.with_own(|mapping| Ok(mapping.send_handle(&self.handle, readers).map_err(Into::into)))
         })
     }
 
@@ -190,18 +189,4 @@ pub(crate) fn open<'py>(
     let mapping = Bound::new(python, Mapping { memory: Memory::new(mapping), handle, size, registered })?;
     mapping.get().registered.register(mapping.as_any(), size)?;
     Ok(mapping)
-}
-
-/// Cancels a handle that this process has sent and that no process will open. Returns whether a reader
-/// could have opened it.
-#[pyfunction]
-pub(crate) fn cancel(python: Python<'_>, handle: &Bound<'_, PyAny>) -> PyResult<bool> {
-    let handle = decode(handle)?;
-    python.detach(|| umf::cancel_handle(&handle)).map_err(from_umf)
-}
-
-/// Returns the number of handles that this process has sent and that not all readers have opened.
-#[pyfunction]
-pub(crate) fn in_transit(python: Python<'_>) -> PyResult<usize> {
-    python.detach(umf::handles_in_transit).map_err(from_umf)
 }

@@ -4,27 +4,33 @@
 //! | file | content |
 //! |---|---|
 //! | `errors` | exceptions, one for each kind of failure |
+//! | `fork` | what a parent keeps for forked children |
 //! | `memory` | the buffers of blocks and mappings, and when their memory ends |
 //! | `pool` | pools and their blocks |
 //! | `handle` | handles, and opening them |
+//! | `transit` | handles in transit |
 
 mod errors;
+mod fork;
 mod handle;
 mod memory;
 mod pool;
+mod transit;
 
 use pyo3::prelude::*;
 
 #[pymodule]
 fn _umf(module: &Bound<'_, PyModule>) -> PyResult<()> {
     errors::add(module)?;
+    fork::register(module)?;
     module.add_class::<pool::Pool>()?;
     module.add_class::<pool::Block>()?;
     module.add_class::<handle::Handle>()?;
     module.add_class::<handle::Mapping>()?;
     module.add_function(wrap_pyfunction!(handle::open, module)?)?;
-    module.add_function(wrap_pyfunction!(handle::cancel, module)?)?;
-    module.add_function(wrap_pyfunction!(handle::in_transit, module)?)?;
+    module.add_function(wrap_pyfunction!(transit::cancel, module)?)?;
+    module.add_function(wrap_pyfunction!(transit::in_transit, module)?)?;
+    module.add_function(wrap_pyfunction!(transit::transit_stats, module)?)?;
     module.add_function(wrap_pyfunction!(pool::drain, module)?)?;
     module.add_function(wrap_pyfunction!(memory::find, module)?)?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))

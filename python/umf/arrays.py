@@ -127,10 +127,12 @@ def handle(given: numpy.ndarray[Any, Any]) -> ArrayHandle:
     return _describe(given, plain, offset)
 
 
-def send_handle(given: numpy.ndarray[Any, Any], readers: int = 1) -> ArrayHandle:
+def send_handle(
+    given: numpy.ndarray[Any, Any], readers: int = 1, *, timeout: float = 0.0
+) -> ArrayHandle:
     """Returns the handle of an array for a message: see `Block.send_handle`."""
     found = _owner(given)
     if found is None:
         raise ValueError("the array is not in memory of umf: copy it there with umf.array")
     owner, offset = found
-    return _describe(given, owner.send_handle(readers), offset)
+    return _describe(given, owner.send_handle(readers, timeout=timeout), offset)
