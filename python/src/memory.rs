@@ -1,10 +1,11 @@
 //! [`Memory`]: the memory of a block or mapping, which outlives a call of `free` or `close` while a
 //! buffer of it is in use. [`Registered`] and [`find`]: the objects by the addresses of their memory.
 
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
@@ -13,21 +14,24 @@ use pyo3::types::{PyWeakref, PyWeakrefMethods, PyWeakrefReference};
 
 use crate::errors::{ClosedError, Error};
 
-/// Memory that buffers (`memoryview`, numpy arrays) use. `T` keeps it.
+/// Memory that buffers (`memoryview`, numpy arrays, torch tensors) use. `T` keeps it.
 ///
-/// A buffer keeps the Python object alive, and with it this. If the object is closed while it has
-/// buffers, the memory is kept until the last of them ends. New buffers and calls are refused from
-/// then on.
+/// Each buffer shares the keeper, by an [`Export`]. If the object is closed while it has buffers, the
+/// memory is kept until the last of them ends. New buffers and calls are refused from then on.
 pub(crate) struct Memory<T> {
-    state: Mutex<State<T>>,
+    /// `None` once the object was closed.
+    keeper: Mutex<Option<Arc<T>>>,
 }
 
-struct State<T> {
-    /// `None` once the memory was released.
-    keeper: Option<T>,
-    is_closed: bool,
-    /// Number of buffers.
-    buffers: usize,
+/// The object that a buffer keeps (`Py_buffer.obj`), and with it the memory.
+///
+/// It is not the block or mapping itself, because consumers such as `torch.frombuffer` keep that object
+/// and release the buffer at once: the memory would end with a call of `free` under a live tensor.
+#[pyclass(module = "umf", frozen)]
+struct Export {
+    _memory: Arc<dyn Any + Send + Sync>,
+    /// Keeps the block or mapping registered, for [`find`].
+    _object: Py<PyAny>,
 }
 
 /// Where a buffer begins, its length, and whether it may be written.
@@ -37,13 +41,21 @@ pub(crate) struct Range {
     pub(crate) is_read_only: bool,
 }
 
-impl<T> Memory<T> {
-    pub(crate) const fn new(keeper: T) -> Self {
-        Self { state: Mutex::new(State { keeper: Some(keeper), is_closed: false, buffers: 0 }) }
+impl<T: Send + Sync + 'static> Memory<T> {
+    pub(crate) fn new(keeper: T) -> Self {
+        Self { keeper: Mutex::new(Some(Arc::new(keeper))) }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, State<T>> {
-        self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    fn lock(&self) -> std::sync::MutexGuard<'_, Option<Arc<T>>> {
+        self.keeper.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    fn get(&self) -> PyResult<Arc<T>> {
+        self.lock().clone().ok_or_else(|| {
+            ClosedError::new_err(
+                "the memory was freed or closed; keep the object open as long as it is used",
+            )
+        })
     }
 
     /// Calls `use_it` with the memory.
@@ -51,29 +63,19 @@ impl<T> Memory<T> {
     /// # Errors
     /// `ClosedError` after [`Memory::close`].
     pub(crate) fn with<R>(&self, use_it: impl FnOnce(&T) -> PyResult<R>) -> PyResult<R> {
-        let state = self.lock();
-        match &state.keeper {
-            Some(keeper) if !state.is_closed => use_it(keeper),
-            _ => Err(ClosedError::new_err(
-                "the memory was freed or closed; keep the object open as long as it is used",
-            )),
-        }
+        use_it(&*self.get()?)
     }
 
-    /// Releases the memory, or marks it for release at the end of its last buffer. Returns `false` if
-    /// it was closed before.
+    /// Releases the memory at once, or at the end of its last buffer. Returns `false` if it was closed
+    /// before.
     pub(crate) fn close(&self) -> bool {
-        let mut state = self.lock();
-        let was_open = !std::mem::replace(&mut state.is_closed, true);
-        let keeper = if state.buffers == 0 { state.keeper.take() } else { None };
-        drop(state);
-        // Without the lock: it may unmap.
-        drop(keeper);
-        was_open
+        let keeper = self.lock().take();
+        // Dropped without the lock: it may unmap.
+        keeper.is_some()
     }
 
     pub(crate) fn is_closed(&self) -> bool {
-        self.lock().is_closed
+        self.lock().is_none()
     }
 
     /// Fills a buffer request of Python for `object`, which has this memory.
@@ -91,32 +93,26 @@ impl<T> Memory<T> {
         if view.is_null() {
             return Err(PyBufferError::new_err("a buffer request without a view"));
         }
-        let range = self.with(range)?;
+        let keeper = self.get()?;
+        let range = range(&keeper)?;
         if range.is_read_only && flags & ffi::PyBUF_WRITABLE != 0 {
             // SAFETY: the caller guarantees a valid view.
             unsafe { (*view).obj = std::ptr::null_mut() };
-            return Err(PyBufferError::new_err("the memory is read-only: open it for writing"));
+            return Err(PyBufferError::new_err(
+                "the memory is read-only: open it for writing, or as a private copy (mode=\"private\")",
+            ));
         }
         let length = ffi::Py_ssize_t::try_from(range.length)
             .map_err(|_| Error::new_err("the memory is larger than a buffer can be"))?;
         let read_only = c_int::from(range.is_read_only);
-        // SAFETY: the view is valid, the object lives, and the range is memory of the caller.
+        let export = Bound::new(object.py(), Export { _memory: keeper, _object: object.clone().unbind() })?;
+        // SAFETY: the view is valid, and the range is memory that the export keeps.
         let filled =
-            unsafe { ffi::PyBuffer_FillInfo(view, object.as_ptr(), range.start, length, read_only, flags) };
+            unsafe { ffi::PyBuffer_FillInfo(view, export.as_ptr(), range.start, length, read_only, flags) };
         if filled != 0 {
             return Err(PyErr::fetch(object.py()));
         }
-        self.lock().buffers += 1;
         Ok(())
-    }
-
-    /// Ends a buffer.
-    pub(crate) fn release_buffer(&self) {
-        let mut state = self.lock();
-        state.buffers = state.buffers.saturating_sub(1);
-        let keeper = if state.buffers == 0 && state.is_closed { state.keeper.take() } else { None };
-        drop(state);
-        drop(keeper);
     }
 }
 
