@@ -52,9 +52,7 @@ impl<T: Send + Sync + 'static> Memory<T> {
 
     fn get(&self) -> PyResult<Arc<T>> {
         self.lock().clone().ok_or_else(|| {
-            ClosedError::new_err(
-                "the memory was freed or closed; keep the object open as long as it is used",
-            )
+            ClosedError::new_err("the memory was freed or closed; keep the object open as long as it is used")
         })
     }
 
