@@ -105,9 +105,7 @@ def _copy(given: torch.Tensor, pool: _umf.Pool | None = None) -> torch.Tensor:
     return _new_tensor(given.shape, form.stride(), given.dtype, pool).copy_(given)
 
 
-def from_umf(
-    source: _umf.Block | _umf.Mapping, dtype: torch.dtype = torch.uint8
-) -> torch.Tensor:
+def from_umf(source: _umf.Block | _umf.Mapping, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
     """Returns a tensor of one dimension over all memory of a block or mapping, without a copy.
 
     The memory is kept as long as a tensor uses it, even if `free` or `close` is called.
@@ -179,19 +177,17 @@ def _open_storage(mapping: _umf.Mapping, offset: int, size: int) -> torch.Untype
     if _is_wanted is None:
         # Otherwise this process would pass the tensor on by torch's way, which moves it elsewhere.
         install()
+    if offset < 0 or not 0 < size <= len(mapping) - offset:
+        raise _umf.HandleError(
+            f"cannot open a storage of {size} bytes at {offset}: it does not lie in the "
+            f"{len(mapping)} bytes of its handle; send the tensor again"
+        )
     key = _key(mapping.address + offset, size)
     known = reductions.storage_from_cache(torch.UntypedStorage, key)
     # Torch may have moved a storage since.
     if known is not None and _key(known.data_ptr(), known.nbytes()) == key:
         return known
-    try:
-        opened = torch.frombuffer(mapping, dtype=torch.uint8, count=size, offset=offset)
-    except (TypeError, ValueError) as error:
-        raise _umf.HandleError(
-            f"cannot open a storage of {size} bytes at {offset}: it does not lie in the "
-            f"{len(mapping)} bytes of its handle; send the tensor again ({error})"
-        ) from error
-    made = _untyped(opened)
+    made = _untyped(torch.frombuffer(mapping, dtype=torch.uint8, count=size, offset=offset))
     reductions.shared_cache[key] = reductions.StorageWeakRef(made)
     return made
 
