@@ -111,13 +111,8 @@ impl KeepForChildren for OwnedBlock {
     }
 }
 
-impl KeepForChildren for umf::Mapping<'static> {
-    fn keep(self, forks: Forks) {
-        keep_value(forks, self.len() as u64, self);
-    }
-}
-
-fn keep_value(forks: Forks, bytes: u64, value: impl Send + 'static) {
+/// Keeps a value until `forks` are over.
+pub(crate) fn keep_value(forks: Forks, bytes: u64, value: impl Send + 'static) {
     let kept = Kept { forks, bytes, _value: Box::new(value) };
     KEPT.lock().push(kept);
     release_kept();
@@ -141,13 +136,12 @@ pub(crate) fn release_kept() -> u64 {
 
 /// Locks the byte of the next fork, and maps a page through the description that has the lock.
 fn lock_next(file: &mut Option<ForkFile>, number: u64) -> SystemResult<SharedMapping> {
-    let file = match file {
-        Some(file) => file,
-        None => {
-            let fd = CloseOnFork::make(|| memfd::create("umf-forks", 4096))?;
-            let identity = file::identity(fd.as_fd())?;
-            file.insert(ForkFile { fd, identity })
-        }
+    let file = if let Some(file) = file {
+        file
+    } else {
+        let fd = CloseOnFork::make(|| memfd::create("umf-forks", 4096))?;
+        let identity = file::identity(fd.as_fd())?;
+        file.insert(ForkFile { fd, identity })
     };
     let reopened = ReopenedFile::of(file.fd.as_fd(), file.identity)?;
     let mapping = SharedMapping::new(&reopened, 4096, false)?;

@@ -1,9 +1,11 @@
 //! [`Memory`]: the memory of a block or mapping, which outlives a call of `free` or `close` while a
 //! buffer of it is in use. [`Registered`] and [`find`]: the objects by the addresses of their memory.
 
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::mem::ManuallyDrop;
+use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -11,32 +13,23 @@ use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyWeakref, PyWeakrefMethods, PyWeakrefReference};
-
 use umf_sync::Lock;
 
 use crate::errors::{ClosedError, Error, ForkError};
 use crate::fork::{self, Forks, KeepForChildren};
 
-/// Memory that buffers (`memoryview`, numpy arrays) use. `T` keeps it.
+/// Memory that buffers (`memoryview`, numpy arrays, torch tensors) use. `T` keeps it.
 ///
-/// A buffer keeps the Python object alive, and with it this. If the object is closed while it has
-/// buffers, the memory is kept until the last of them ends. New buffers and calls are refused from
-/// then on.
+/// Each buffer shares the keeper, by an [`Export`]. If the object is closed while it has buffers, the
+/// memory is kept until the last of them ends. New buffers and calls are refused from then on.
 pub(crate) struct Memory<T: KeepForChildren> {
-    state: Lock<State<T>>,
-}
-
-struct State<T: KeepForChildren> {
-    /// `None` once the memory was released.
-    keeper: Option<Arc<Keeper<T>>>,
-    is_closed: bool,
-    /// Number of buffers.
-    buffers: usize,
+    /// `None` once the object was closed.
+    keeper: Lock<Option<Arc<Keeper<T>>>>,
 }
 
 /// Releases the memory when it is dropped, or once the children of the forks since then have ended. In
 /// a forked child the memory is the parent's: dropping it there does nothing.
-struct Keeper<T: KeepForChildren> {
+pub(crate) struct Keeper<T: KeepForChildren> {
     value: ManuallyDrop<T>,
     process: u32,
     /// The latest fork when it was made.
@@ -46,6 +39,14 @@ struct Keeper<T: KeepForChildren> {
 impl<T: KeepForChildren> Keeper<T> {
     fn is_of_this_process(&self) -> bool {
         self.process == umf_sync::fork::generation()
+    }
+}
+
+impl<T: KeepForChildren> Deref for Keeper<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.value
     }
 }
 
@@ -63,6 +64,17 @@ impl<T: KeepForChildren> Drop for Keeper<T> {
     }
 }
 
+/// The object that a buffer keeps (`Py_buffer.obj`), and with it the memory.
+///
+/// It is not the block or mapping itself, because consumers such as `torch.frombuffer` keep that object
+/// and release the buffer at once: the memory would end with a call of `free` under a live tensor.
+#[pyclass(module = "umf", frozen)]
+struct Export {
+    _memory: Arc<dyn Any + Send + Sync>,
+    /// Keeps the block or mapping registered, for [`find`].
+    _object: Py<PyAny>,
+}
+
 /// Where a buffer begins, its length, and whether it may be written.
 pub(crate) struct Range {
     pub(crate) start: *mut c_void,
@@ -70,26 +82,22 @@ pub(crate) struct Range {
     pub(crate) is_read_only: bool,
 }
 
-impl<T: KeepForChildren> Memory<T> {
+impl<T: KeepForChildren + Sync + 'static> Memory<T> {
     pub(crate) fn new(value: T) -> Self {
         let process = umf_sync::fork::generation();
         let keeper = Keeper { value: ManuallyDrop::new(value), process, fork: fork::latest() };
-        Self { state: Lock::new(State { keeper: Some(Arc::new(keeper)), is_closed: false, buffers: 0 }) }
+        Self { keeper: Lock::new(Some(Arc::new(keeper))) }
     }
 
-    /// Returns the memory, and counts a buffer of it if `is_buffer`.
-    fn get(&self, is_buffer: bool) -> PyResult<Arc<Keeper<T>>> {
-        let mut state = self.state.lock();
-        match &state.keeper {
-            Some(keeper) if !state.is_closed => {
-                let keeper = Arc::clone(keeper);
-                state.buffers += usize::from(is_buffer);
-                Ok(keeper)
-            }
-            _ => Err(ClosedError::new_err(
-                "the memory was freed or closed; keep the object open as long as it is used",
-            )),
-        }
+    /// Returns a share of the memory: it is released once all shares are dropped, even if it is closed
+    /// before. A share needs no Python object, so that any thread may drop it at any time.
+    ///
+    /// # Errors
+    /// `ClosedError` after [`Memory::close`].
+    pub(crate) fn share(&self) -> PyResult<Arc<Keeper<T>>> {
+        self.keeper.lock().clone().ok_or_else(|| {
+            ClosedError::new_err("the memory was freed or closed; keep the object open as long as it is used")
+        })
     }
 
     /// Calls `use_it` with the memory, which is not released meanwhile.
@@ -97,7 +105,7 @@ impl<T: KeepForChildren> Memory<T> {
     /// # Errors
     /// `ClosedError` after [`Memory::close`].
     pub(crate) fn with<R>(&self, use_it: impl FnOnce(&T) -> PyResult<R>) -> PyResult<R> {
-        use_it(&self.get(false)?.value)
+        use_it(&*self.share()?)
     }
 
     /// As [`Memory::with`], for what a forked child cannot do with memory of its parent.
@@ -105,9 +113,9 @@ impl<T: KeepForChildren> Memory<T> {
     /// # Errors
     /// `ForkError` in a forked child of the process that made it.
     pub(crate) fn with_own<R>(&self, use_it: impl FnOnce(&T) -> PyResult<R>) -> PyResult<R> {
-        let keeper = self.get(false)?;
+        let keeper = self.share()?;
         if keeper.is_of_this_process() {
-            return use_it(&keeper.value);
+            return use_it(&keeper);
         }
         Err(ForkError::new_err(
             "the memory belongs to the parent process, from which this process was forked; copy it to memory \
@@ -115,20 +123,16 @@ impl<T: KeepForChildren> Memory<T> {
         ))
     }
 
-    /// Releases the memory, or marks it for release at the end of its last buffer. Returns `false` if
-    /// it was closed before.
+    /// Releases the memory at once, or at the end of its last buffer. Returns `false` if it was closed
+    /// before.
     pub(crate) fn close(&self) -> bool {
-        let mut state = self.state.lock();
-        let was_open = !std::mem::replace(&mut state.is_closed, true);
-        let keeper = if state.buffers == 0 { state.keeper.take() } else { None };
-        drop(state);
-        // Without the lock: it may unmap.
-        drop(keeper);
-        was_open
+        let keeper = self.keeper.lock().take();
+        // Dropped without the lock: it may unmap.
+        keeper.is_some()
     }
 
     pub(crate) fn is_closed(&self) -> bool {
-        self.state.lock().is_closed
+        self.keeper.lock().is_none()
     }
 
     /// Fills a buffer request of Python for `object`, which has this memory.
@@ -146,49 +150,24 @@ impl<T: KeepForChildren> Memory<T> {
         if view.is_null() {
             return Err(PyBufferError::new_err("a buffer request without a view"));
         }
-        // SAFETY: the caller guarantees a valid view.
+        // SAFETY: the caller guarantees a valid view. An error leaves it without an object.
         unsafe { (*view).obj = std::ptr::null_mut() };
-        // Counted first, so that the memory is not released meanwhile.
-        let filled = self.get(true).and_then(|keeper| {
-            let filled = range(&keeper.value).and_then(|range| {
-                // SAFETY: the view is valid, and the range is memory of the caller.
-                unsafe { fill_view(object, view, flags, &range) }
-            });
-            filled.inspect_err(|_| self.release_buffer())
-        });
-        filled
+        let keeper = self.share()?;
+        let range = range(&keeper)?;
+        if range.is_read_only && flags & ffi::PyBUF_WRITABLE != 0 {
+            return Err(PyBufferError::new_err(
+                "the memory is read-only: open it for writing, or as a private copy (mode=\"private\")",
+            ));
+        }
+        let length = ffi::Py_ssize_t::try_from(range.length)
+            .map_err(|_| Error::new_err("the memory is larger than a buffer can be"))?;
+        let read_only = c_int::from(range.is_read_only);
+        let export = Bound::new(object.py(), Export { _memory: keeper, _object: object.clone().unbind() })?;
+        // SAFETY: the view is valid, and the range is memory that the export keeps.
+        let filled =
+            unsafe { ffi::PyBuffer_FillInfo(view, export.as_ptr(), range.start, length, read_only, flags) };
+        if filled == 0 { Ok(()) } else { Err(PyErr::fetch(object.py())) }
     }
-
-    /// Ends a buffer.
-    pub(crate) fn release_buffer(&self) {
-        let mut state = self.state.lock();
-        state.buffers = state.buffers.saturating_sub(1);
-        let keeper = if state.buffers == 0 && state.is_closed { state.keeper.take() } else { None };
-        drop(state);
-        drop(keeper);
-    }
-}
-
-/// Fills a view with a range.
-///
-/// # Safety
-/// `view` is valid for a write, and the range is memory that `object` keeps.
-unsafe fn fill_view(
-    object: &Bound<'_, PyAny>,
-    view: *mut ffi::Py_buffer,
-    flags: c_int,
-    range: &Range,
-) -> PyResult<()> {
-    if range.is_read_only && flags & ffi::PyBUF_WRITABLE != 0 {
-        return Err(PyBufferError::new_err("the memory is read-only: open it for writing"));
-    }
-    let length = ffi::Py_ssize_t::try_from(range.length)
-        .map_err(|_| Error::new_err("the memory is larger than a buffer can be"))?;
-    let read_only = c_int::from(range.is_read_only);
-    // SAFETY: the view is valid, the object lives, and the range is its memory.
-    let filled =
-        unsafe { ffi::PyBuffer_FillInfo(view, object.as_ptr(), range.start, length, read_only, flags) };
-    if filled == 0 { Ok(()) } else { Err(PyErr::fetch(object.py())) }
 }
 
 /// Objects with memory, by the address of its first byte. Several mappings can have one address.
@@ -238,22 +217,22 @@ const STARTS: usize = 8;
 #[pyfunction]
 pub(crate) fn find(python: Python<'_>, address: u64, length: usize) -> Option<(Py<PyAny>, u64)> {
     let end = address.checked_add(length as u64)?;
-    let objects = OBJECTS.lock();
     let mut starts = 0;
     let mut last = None;
-    for (&(start, _), entry) in objects.range(..=(address, u64::MAX)).rev() {
+    let mut candidates = Vec::new();
+    for (&(start, _), entry) in OBJECTS.lock().range(..=(address, u64::MAX)).rev() {
         if last != Some(start) {
             last = Some(start);
             starts += 1;
             if starts > STARTS {
-                return None;
+                break;
             }
         }
-        if end <= start + entry.length as u64
-            && let Some(object) = entry.object.bind(python).upgrade()
-        {
-            return Some((object.unbind(), address - start));
+        if end <= start + entry.length as u64 {
+            candidates.push((start, entry.object.clone_ref(python)));
         }
     }
-    None
+    // Without the lock, as `upgrade` may wait for other threads in free-threaded CPython.
+    let upgrade = |(start, object): (u64, Py<PyWeakref>)| Some((object.bind(python).upgrade()?, start));
+    candidates.into_iter().find_map(upgrade).map(|(object, start)| (object.unbind(), address - start))
 }

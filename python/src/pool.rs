@@ -199,11 +199,13 @@ impl Block {
         unsafe { this.get().memory.fill_buffer(this.as_any(), view, flags, range) }
     }
 
+    /// Does nothing: the buffer's `Export` keeps the memory. numpy looks for it: without it,
+    /// `numpy.frombuffer` would keep this object only, and no buffer.
+    ///
     /// # Safety
-    /// Called once for each buffer.
-    unsafe fn __releasebuffer__(&self, _view: *mut ffi::Py_buffer) {
-        self.memory.release_buffer();
-    }
+    /// None.
+    #[expect(clippy::unused_self, reason = "a slot of the buffer protocol")]
+    unsafe fn __releasebuffer__(&self, _view: *mut ffi::Py_buffer) {}
 
     fn __repr__(&self) -> String {
         let state = if self.memory.is_closed() { ", freed" } else { "" };
