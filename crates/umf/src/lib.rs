@@ -125,7 +125,7 @@ pub mod ipc {
     pub use umf_ipc::{
         BootId, CacheStatistics, DecodeError, Error, Exchange, Export, Exporter, ExporterSettings,
         FailedAttempt, HANDLE_SIZE, Handle, Importer, ImporterBuilder, ImporterSettings, LimitPolicy,
-        Mapping, Mode, Nonce, Ptracer, Result, fd_socket, inspect,
+        Mapping, Mode, Nonce, Ptracer, Result, fd_socket, inspect, transit,
     };
 }
 

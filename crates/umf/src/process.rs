@@ -150,6 +150,7 @@ fn create(loader: Loader) -> Result<Process> {
     if let Some(shards) = ipc.importer_shards {
         importer.shards = shards as usize;
     }
+    umf_ipc::transit::set_limits(ipc.max_in_transit, ipc.expire_after);
     let mut builder = Importer::builder().settings(importer);
     for kind in registry::provider_kinds() {
         // The settings of the set named after the kind, else of the first set of the kind, else the
