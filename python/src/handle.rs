@@ -15,7 +15,7 @@ use crate::memory::{Memory, Range, Registered};
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Handle(pub(crate) umf::Handle);
 
-fn decode(source: &Bound<'_, PyAny>) -> PyResult<umf::Handle> {
+pub(crate) fn decode(source: &Bound<'_, PyAny>) -> PyResult<umf::Handle> {
     if let Ok(handle) = source.cast::<Handle>() {
         return Ok(handle.get().0);
     }

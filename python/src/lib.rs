@@ -7,7 +7,11 @@
 //! | `memory` | the buffers of blocks and mappings, and when their memory ends |
 //! | `pool` | pools and their blocks |
 //! | `handle` | handles, and opening them |
+//! | `domain` | memory of a named set of processes |
+//! | `command` | counters, explanations of handles, the `umf` command |
 
+mod command;
+mod domain;
 mod errors;
 mod handle;
 mod memory;
@@ -15,7 +19,9 @@ mod pool;
 
 use pyo3::prelude::*;
 
-#[pymodule]
+// Free-threaded CPython: all state that threads share is behind locks or atomics, and no lock is held
+// while Python is called.
+#[pymodule(gil_used = false)]
 fn _umf(module: &Bound<'_, PyModule>) -> PyResult<()> {
     errors::add(module)?;
     module.add_class::<pool::Pool>()?;
@@ -27,5 +33,10 @@ fn _umf(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(handle::in_transit, module)?)?;
     module.add_function(wrap_pyfunction!(pool::drain, module)?)?;
     module.add_function(wrap_pyfunction!(memory::find, module)?)?;
+    domain::add(module)?;
+    module.add_class::<command::Explanation>()?;
+    module.add_function(wrap_pyfunction!(command::stats, module)?)?;
+    module.add_function(wrap_pyfunction!(command::why, module)?)?;
+    module.add_function(wrap_pyfunction!(command::command, module)?)?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))
 }

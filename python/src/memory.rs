@@ -166,22 +166,22 @@ const STARTS: usize = 8;
 #[pyfunction]
 pub(crate) fn find(python: Python<'_>, address: u64, length: usize) -> Option<(Py<PyAny>, u64)> {
     let end = address.checked_add(length as u64)?;
-    let objects = objects();
     let mut starts = 0;
     let mut last = None;
-    for (&(start, _), entry) in objects.range(..=(address, u64::MAX)).rev() {
+    let mut candidates = Vec::new();
+    for (&(start, _), entry) in objects().range(..=(address, u64::MAX)).rev() {
         if last != Some(start) {
             last = Some(start);
             starts += 1;
             if starts > STARTS {
-                return None;
+                break;
             }
         }
-        if end <= start + entry.length as u64
-            && let Some(object) = entry.object.bind(python).upgrade()
-        {
-            return Some((object.unbind(), address - start));
+        if end <= start + entry.length as u64 {
+            candidates.push((start, entry.object.clone_ref(python)));
         }
     }
-    None
+    // Without the lock, as `upgrade` may wait for other threads in free-threaded CPython.
+    let upgrade = |(start, object): (u64, Py<PyWeakref>)| Some((object.bind(python).upgrade()?, start));
+    candidates.into_iter().find_map(upgrade).map(|(object, start)| (object.unbind(), address - start))
 }

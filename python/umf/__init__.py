@@ -19,11 +19,21 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, overload
 
-from umf import _umf
+try:
+    from umf import _umf
+except ImportError as error:
+    if "interpreter" not in str(error):
+        raise
+    raise ImportError(
+        "cannot import umf in a sub-interpreter: its pools and handles belong to the whole "
+        "process; import it in the main interpreter, or start a process"
+    ) from error
 from umf._umf import (
     Block,
     ClosedError,
+    DomainError,
     Error,
+    Explanation,
     ForkError,
     Handle,
     HandleError,
@@ -40,6 +50,7 @@ from umf._umf import (
     cancel,
     drain,
     in_transit,
+    stats,
 )
 
 if TYPE_CHECKING:
@@ -51,7 +62,9 @@ __all__ = [
     "ArrayHandle",
     "Block",
     "ClosedError",
+    "DomainError",
     "Error",
+    "Explanation",
     "ForkError",
     "Handle",
     "HandleError",
@@ -74,6 +87,8 @@ __all__ = [
     "in_transit",
     "open",
     "send_handle",
+    "stats",
+    "why",
     "zeros",
 ]
 
@@ -96,6 +111,31 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *_NEED_NUMPY})
 
 
+def _decode(handle: Any) -> Any:
+    """Returns the `ArrayHandle` that an argument is, or encodes; or else what `_umf` decodes."""
+    if isinstance(handle, (bytearray, memoryview)):
+        handle = bytes(handle)
+    if isinstance(handle, bytes):
+        is_array = handle.startswith(b"UMFA")
+    elif isinstance(handle, str):
+        is_array = handle.lstrip().startswith("umfa1.")
+    else:
+        arrays = sys.modules.get("umf.arrays")
+        if not isinstance(handle, Handle if arrays is None else (Handle, arrays.ArrayHandle)):
+            raise TypeError(
+                f"cannot use an object of type {type(handle).__name__} as a handle; pass a "
+                "umf.Handle, a umf.ArrayHandle, their bytes, or their text"
+            )
+        return handle
+    if not is_array:
+        return handle
+    from umf.arrays import ArrayHandle
+
+    return (
+        ArrayHandle.from_text(handle) if isinstance(handle, str) else ArrayHandle.from_bytes(handle)
+    )
+
+
 @overload
 def open(handle: Handle, *, readonly: bool = False) -> Mapping: ...
 @overload
@@ -110,25 +150,18 @@ def open(handle: Any, *, readonly: bool = False) -> Any:
     Returns an array for the handle of an array, else a `Mapping`. With `readonly`, writing to it is
     refused.
     """
-    if isinstance(handle, Handle):
-        return _umf.open(handle, readonly=readonly)
-    if isinstance(handle, (bytearray, memoryview)):
-        handle = bytes(handle)
-    if isinstance(handle, bytes):
-        is_array = handle.startswith(b"UMFA")
-    elif isinstance(handle, str):
-        is_array = handle.lstrip().startswith("umfa1.")
-    else:
-        arrays = sys.modules.get("umf.arrays")
-        if arrays is None or not isinstance(handle, arrays.ArrayHandle):
-            raise TypeError(
-                f"cannot open an object of type {type(handle).__name__}; pass a umf.Handle, a "
-                "umf.ArrayHandle, their bytes, or their text"
-            )
-        return handle.open(readonly=readonly)
-    if not is_array:
-        return _umf.open(handle, readonly=readonly)
-    from umf.arrays import ArrayHandle
+    if not isinstance(handle, Handle):
+        handle = _decode(handle)
+        if not isinstance(handle, (Handle, bytes, str)):
+            return handle.open(readonly=readonly)
+    return _umf.open(handle, readonly=readonly)
 
-    decode = ArrayHandle.from_text if isinstance(handle, str) else ArrayHandle.from_bytes
-    return decode(handle).open(readonly=readonly)
+
+def why(handle: Handle | ArrayHandle | bytes | bytearray | memoryview | str) -> Explanation:
+    """Finds out whether a handle is current, and otherwise how and when its memory was freed.
+
+    Reads what the processes of this machine publish, without contacting them. `str()` of the result
+    is what the command `umf why` prints.
+    """
+    found = _decode(handle)
+    return _umf.why(found if isinstance(found, (Handle, bytes, str)) else found.handle)

@@ -63,8 +63,9 @@ def empty(
             f"cannot make an array of shape {lengths}: a length is negative; pass 0 or more"
         )
     size = math.prod(lengths) * kind.itemsize
-    block = (pool or default_pool()).allocate(max(size, 1))
-    return numpy.ndarray(lengths, kind, buffer=block)
+    # numpy's types do not know classes with the buffer protocol.
+    block: Any = (pool or default_pool()).allocate(max(size, 1))
+    return numpy.ndarray(lengths, kind, block)
 
 
 def zeros(
@@ -76,7 +77,9 @@ def zeros(
     return made
 
 
-def array(source: ArrayLike, dtype: DTypeLike = None, *, pool: _umf.Pool | None = None) -> Array:
+def array(
+    source: ArrayLike, dtype: DTypeLike | None = None, *, pool: _umf.Pool | None = None
+) -> Array:
     """Copies an array, or what numpy makes one of, to memory of the pool."""
     given = numpy.asarray(source)
     made = empty(given.shape, given.dtype if dtype is None else dtype, pool=pool)
@@ -121,7 +124,7 @@ class ArrayHandle:
     def open(self, *, readonly: bool = False) -> Array:
         """Opens the array. Its memory stays open as long as an array uses it."""
         kind = self._check()
-        mapping = _umf.open(self.handle, readonly=self.readonly or readonly)
+        mapping: Any = _umf.open(self.handle, readonly=self.readonly or readonly)
         try:
             return numpy.ndarray(self.shape, kind, mapping, self.offset, self.strides)
         except (TypeError, ValueError, OverflowError) as error:
@@ -291,7 +294,7 @@ def _owner(given: Array) -> tuple[Any, int] | None:
 if hasattr(numpy.lib, "array_utils"):
     _byte_bounds = numpy.lib.array_utils.byte_bounds
 else:
-    _byte_bounds = numpy.byte_bounds
+    _byte_bounds = numpy.byte_bounds  # type: ignore[attr-defined]
 
 
 def _owner_or_error(given: Array) -> tuple[Any, int]:

@@ -8,6 +8,7 @@ use umf::ipc::inspect::{self, ExportEnd, FoundLedger, OwnerStatus, RetireReason,
 
 use super::processes::{self, format_age};
 use crate::output::{self, Failure};
+use crate::sys;
 
 /// Reports whether a handle is current, and if it is not, how and when its export ended.
 ///
@@ -39,6 +40,7 @@ impl WhyCommand {
             .trim()
             .parse()
             .map_err(|error| Failure::Message(format!("unknown: not a handle: {error}")))?;
+        sys::raise_fd_limit();
         output::print(&why(&handle).map_err(Failure::Message)?.text)?;
         Ok(())
     }
@@ -89,12 +91,12 @@ impl Explanation {
 }
 
 /// Finds out whether a handle is current, and if it is not, how and when its export ended. Reads
-/// the ledgers of this machine, without contacting a process.
+/// the ledgers of this machine, without contacting a process. Takes an fd for each of them.
 ///
 /// # Errors
 /// `/proc` cannot be read.
 pub fn why(handle: &Handle) -> Result<Explanation, String> {
-    let search = processes::find().map_err(|failure| failure.to_string())?;
+    let search = processes::scan()?;
     Ok(explain(handle, &search, inspect::now()))
 }
 
