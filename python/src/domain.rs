@@ -33,8 +33,9 @@ impl Domain {
     #[pyo3(signature = (name, *, timeout = 2.0))]
     fn new(python: Python<'_>, name: &str, timeout: f64) -> PyResult<Self> {
         let mut settings = DomainSettings::default();
-        settings.timeout = Duration::try_from_secs_f64(timeout)
-            .map_err(|_| argument("cannot join a domain with this timeout; pass a number of seconds from 0 on"))?;
+        settings.timeout = Duration::try_from_secs_f64(timeout).map_err(|_| {
+            argument("cannot join a domain with this timeout; pass a number of seconds from 0 on")
+        })?;
         python.detach(|| Inner::join(name, settings)).map(Self).map_err(failure)
     }
 
