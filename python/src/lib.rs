@@ -9,7 +9,11 @@
 //! | `pool` | pools and their blocks |
 //! | `handle` | handles, and opening them |
 //! | `transit` | handles in transit |
+//! | `domain` | memory of a named set of processes |
+//! | `command` | counters, explanations of handles, the `umf` command |
 
+mod command;
+mod domain;
 mod errors;
 mod fork;
 mod handle;
@@ -19,7 +23,9 @@ mod transit;
 
 use pyo3::prelude::*;
 
-#[pymodule]
+// Free-threaded CPython: all state that threads share is behind locks or atomics, and no lock is held
+// while Python is called.
+#[pymodule(gil_used = false)]
 fn _umf(module: &Bound<'_, PyModule>) -> PyResult<()> {
     errors::add(module)?;
     fork::register(module)?;
@@ -30,8 +36,12 @@ fn _umf(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(handle::open, module)?)?;
     module.add_function(wrap_pyfunction!(transit::cancel, module)?)?;
     module.add_function(wrap_pyfunction!(transit::in_transit, module)?)?;
-    module.add_function(wrap_pyfunction!(transit::transit_stats, module)?)?;
     module.add_function(wrap_pyfunction!(pool::drain, module)?)?;
     module.add_function(wrap_pyfunction!(memory::find, module)?)?;
+    domain::add(module)?;
+    module.add_class::<command::Explanation>()?;
+    module.add_function(wrap_pyfunction!(command::stats, module)?)?;
+    module.add_function(wrap_pyfunction!(command::why, module)?)?;
+    module.add_function(wrap_pyfunction!(command::command, module)?)?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))
 }

@@ -1,9 +1,8 @@
-//! Handles in transit: waiting at the bound of their memory, and their counters.
+//! Handles in transit: waiting at the bound of their memory, and cancelling.
 
 use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
 use umf::ipc::transit::{self, TransitStatistics};
 use umf_sync::Lock;
 
@@ -62,18 +61,4 @@ pub(crate) fn cancel(python: Python<'_>, handle: &Bound<'_, PyAny>) -> PyResult<
 #[pyfunction]
 pub(crate) fn in_transit(python: Python<'_>) -> PyResult<usize> {
     python.detach(umf::handles_in_transit).map_err(from_umf)
-}
-
-/// Returns the handles in transit of this process: their `count`, their `bytes`, the limit `max_bytes`,
-/// and how many have `expired`.
-#[pyfunction]
-pub(crate) fn transit_stats(python: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
-    let count = in_transit(python)?;
-    let (sums, limits) = (transit::statistics(), transit::limits());
-    let figures = PyDict::new(python);
-    figures.set_item("count", count)?;
-    figures.set_item("bytes", sums.bytes)?;
-    figures.set_item("max_bytes", limits.max_bytes)?;
-    figures.set_item("expired", sums.expired)?;
-    Ok(figures)
 }

@@ -210,6 +210,11 @@ pub fn known_exporter() -> Option<&'static Exporter> {
     current().map(|process| &process.exporter)
 }
 
+/// Returns exporter and importer if this process has used one.
+pub(crate) fn known() -> Option<(&'static Exporter, &'static Importer)> {
+    current().map(|process| (&process.exporter, &process.importer))
+}
+
 /// Returns the importer of this process, which [`open`] uses.
 ///
 /// # Errors
