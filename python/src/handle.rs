@@ -7,6 +7,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyType};
 
+use crate::device::no_buffer;
 use crate::errors::from_umf;
 use crate::memory::{Memory, Range, Registered};
 
@@ -78,8 +79,8 @@ impl Handle {
 /// and all of its buffers are gone.
 #[pyclass(module = "umf", frozen, weakref)]
 pub(crate) struct Mapping {
-    memory: Memory<umf::Mapping<'static>>,
-    handle: umf::Handle,
+    pub(crate) memory: Memory<umf::Mapping<'static>>,
+    pub(crate) handle: umf::Handle,
     size: usize,
     registered: Registered,
 }
@@ -154,7 +155,7 @@ impl Mapping {
     /// Python passes a view that is valid for a write.
     unsafe fn __getbuffer__(this: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         let range = |mapping: &umf::Mapping<'static>| {
-            let view = mapping.read_view::<u8>().map_err(|error| from_umf(error.into()))?;
+            let view = mapping.read_view::<u8>().map_err(|error| no_buffer(error.into()))?;
             let start = view.as_ptr().cast_mut().cast();
             Ok(Range { start, length: view.len(), is_read_only: mapping.is_read_only() })
         };

@@ -7,9 +7,17 @@
 //! | `memory` | the buffers of blocks and mappings, and when their memory ends |
 //! | `pool` | pools and their blocks |
 //! | `handle` | handles, and opening them |
+//! | `device` | pools of device memory, copies to and from the host, `__cuda_array_interface__` |
+//! | `dlpack` | blocks and mappings as DLPack tensors |
+//! | `link` | messages and memory for another process |
+//! | `comm` | ranks of a job: messages and collectives |
 
+mod comm;
+mod device;
+mod dlpack;
 mod errors;
 mod handle;
+mod link;
 mod memory;
 mod pool;
 
@@ -27,5 +35,13 @@ fn _umf(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(handle::in_transit, module)?)?;
     module.add_function(wrap_pyfunction!(pool::drain, module)?)?;
     module.add_function(wrap_pyfunction!(memory::find, module)?)?;
+    module.add_class::<link::Endpoint>()?;
+    module.add_class::<link::Link>()?;
+    module.add_class::<link::Loan>()?;
+    module.add_class::<link::View>()?;
+    module.add_class::<comm::Communicator>()?;
+    module.add_function(wrap_pyfunction!(link::bind, module)?)?;
+    module.add_function(wrap_pyfunction!(link::connect, module)?)?;
+    module.add_function(wrap_pyfunction!(comm::join, module)?)?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))
 }

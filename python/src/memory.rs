@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use pyo3::exceptions::PyBufferError;
@@ -23,11 +23,21 @@ pub(crate) struct Memory<T> {
 }
 
 struct State<T> {
-    /// `None` once the memory was released.
-    keeper: Option<T>,
+    /// `None` once the memory was released. Tensors and calls in progress share it.
+    keeper: Option<Arc<T>>,
     is_closed: bool,
     /// Number of buffers.
     buffers: usize,
+    /// Whether consumers without buffers use the memory until the object dies.
+    is_pinned: bool,
+}
+
+impl<T> State<T> {
+    fn open(&self) -> PyResult<&Arc<T>> {
+        self.keeper.as_ref().filter(|_| !self.is_closed).ok_or_else(|| {
+            ClosedError::new_err("the memory was freed or closed; keep the object open as long as it is used")
+        })
+    }
 }
 
 /// Where a buffer begins, its length, and whether it may be written.
@@ -38,8 +48,9 @@ pub(crate) struct Range {
 }
 
 impl<T> Memory<T> {
-    pub(crate) const fn new(keeper: T) -> Self {
-        Self { state: Mutex::new(State { keeper: Some(keeper), is_closed: false, buffers: 0 }) }
+    pub(crate) fn new(keeper: T) -> Self {
+        let (keeper, is_closed, is_pinned) = (Some(Arc::new(keeper)), false, false);
+        Self { state: Mutex::new(State { keeper, is_closed, buffers: 0, is_pinned }) }
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, State<T>> {
@@ -52,12 +63,39 @@ impl<T> Memory<T> {
     /// `ClosedError` after [`Memory::close`].
     pub(crate) fn with<R>(&self, use_it: impl FnOnce(&T) -> PyResult<R>) -> PyResult<R> {
         let state = self.lock();
-        match &state.keeper {
-            Some(keeper) if !state.is_closed => use_it(keeper),
-            _ => Err(ClosedError::new_err(
-                "the memory was freed or closed; keep the object open as long as it is used",
-            )),
+        use_it(state.open()?)
+    }
+
+    /// Returns a share of the memory: it is released once all shares are dropped, even if it is closed
+    /// before. A share needs no Python object, so that any thread may drop it at any time.
+    ///
+    /// # Errors
+    /// `ClosedError` after [`Memory::close`].
+    pub(crate) fn share(&self) -> PyResult<Arc<T>> {
+        Ok(Arc::clone(self.lock().open()?))
+    }
+
+    /// Keeps the memory until the Python object dies, even if it is closed before: for consumers that
+    /// keep the object and no buffer.
+    ///
+    /// # Errors
+    /// `ClosedError` after [`Memory::close`].
+    pub(crate) fn pin(&self) -> PyResult<()> {
+        let mut state = self.lock();
+        state.open()?;
+        if !std::mem::replace(&mut state.is_pinned, true) {
+            state.buffers += 1;
         }
+        Ok(())
+    }
+
+    /// Closes the memory as [`Memory::close`] does, and returns it if nothing else uses it.
+    pub(crate) fn take(&self) -> Option<T> {
+        let mut state = self.lock();
+        state.is_closed = true;
+        let keeper = if state.buffers == 0 { state.keeper.take() } else { None };
+        drop(state);
+        Arc::try_unwrap(keeper?).ok()
     }
 
     /// Releases the memory, or marks it for release at the end of its last buffer. Returns `false` if

@@ -67,6 +67,9 @@ pub enum Error {
         /// The timeout.
         milliseconds: u64,
     },
+    /// [`crate::LinkSettings::interrupt`] ended the call.
+    #[error("the call was interrupted; call it again (a collective cannot be repeated: join a new job)")]
+    Interrupted,
     /// The peer has ended or called `exec`.
     #[error(
         "peer {pid} is gone: it ended, was killed or called exec; make a link with the process that replaces it"
