@@ -107,10 +107,12 @@ fn in_place<'py>(
 ) -> PyResult<(Bound<'py, PyAny>, PyUntypedBuffer)> {
     let Some(out) = out else { return Ok((array.clone(), contiguous(array, true)?)) };
     let (from, to) = (contiguous(array, false)?, contiguous(&out, true)?);
-    if from.format() != to.format() || from.shape() != to.shape() || from.strides() != to.strides() {
+    let is_same_order = from.is_c_contiguous() && to.is_c_contiguous()
+        || from.is_fortran_contiguous() && to.is_fortran_contiguous();
+    if from.format() != to.format() || from.shape() != to.shape() || !is_same_order {
         return Err(PyValueError::new_err(format!(
-            "out has shape {:?} and format {:?}, the array {:?} and {:?}; pass an array like the first \
-             (numpy.empty_like)",
+            "out has shape {:?} and format {:?}, the array {:?} and {:?}; pass an array of the same shape, format and \
+             order (numpy.empty_like)",
             to.shape(),
             to.format(),
             from.shape(),

@@ -4,7 +4,6 @@
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::{PyAttributeError, PyBufferError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
@@ -226,8 +225,7 @@ fn to_host<'py, T: DeviceMemory>(
 ) -> PyResult<Bound<'py, PyAny>> {
     let copy = |to: &mut [u8]| {
         // Drivers know no address at the end of the memory.
-        let is_empty = to.is_empty() && offset <= memory.size();
-        if is_empty { Ok(()) } else { python.detach(|| memory.copy_out(offset, to)).map_err(from_umf) }
+        if to.is_empty() { Ok(()) } else { python.detach(|| memory.copy_out(offset, to)).map_err(from_umf) }
     };
     let Some(into) = into else {
         let rest = memory.size().checked_sub(offset);
@@ -244,9 +242,12 @@ fn to_host<'py, T: DeviceMemory>(
     if size.is_some_and(|size| size != buffer.len_bytes()) {
         return Err(argument("size is the length of the buffer, if both are given"));
     }
-    // SAFETY: a writable buffer of that length, which `buffer` keeps. Python code that accesses it
-    // meanwhile gets old or new bytes.
-    copy(unsafe { bytes_of(&buffer) })?;
+    let length = buffer.len_bytes();
+    if length > 0 {
+        // SAFETY: a writable buffer of that length, which `buffer` keeps. Python code that accesses it
+        // meanwhile gets old or new bytes.
+        copy(unsafe { std::slice::from_raw_parts_mut(buffer.buf_ptr().cast(), length) })?;
+    }
     Ok(into)
 }
 
@@ -257,25 +258,13 @@ fn from_host<T: DeviceMemory>(
     offset: usize,
 ) -> PyResult<()> {
     let buffer = contiguous(data, false)?;
-    // SAFETY: a buffer of that length, which `buffer` keeps.
-    let from: &[u8] = unsafe { bytes_of(&buffer) };
-    if from.is_empty() && offset <= memory.size() {
-        return Ok(());
-    }
+    let from: &[u8] = match buffer.len_bytes() {
+        0 if offset <= memory.size() => return Ok(()),
+        0 => &[],
+        // SAFETY: a buffer of that length, which `buffer` keeps.
+        length => unsafe { std::slice::from_raw_parts(buffer.buf_ptr().cast(), length) },
+    };
     python.detach(|| memory.copy_in(offset, from)).map_err(from_umf)
-}
-
-/// Returns the bytes of a buffer.
-///
-/// # Safety
-/// The buffer is contiguous. If it is read-only, the result is not written.
-unsafe fn bytes_of(buffer: &PyUntypedBuffer) -> &mut [u8] {
-    let (start, length) = (buffer.buf_ptr().cast::<u8>(), buffer.len_bytes());
-    if length == 0 {
-        return &mut [];
-    }
-    // SAFETY: the caller's contract.
-    unsafe { std::slice::from_raw_parts_mut(start, length) }
 }
 
 /// A device as DLPack numbers it: its type and its number.

@@ -12,7 +12,7 @@ use dlpack_ffi::{
     DLPACK_FLAG_BITMASK_IS_COPIED, DLPACK_FLAG_BITMASK_READ_ONLY, DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION,
     DLPackVersion, DLTensor,
 };
-use pyo3::exceptions::PyBufferError;
+use pyo3::exceptions::{PyBufferError, PyMemoryError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 
@@ -151,7 +151,9 @@ struct Line(#[expect(dead_code, reason = "read by the consumer")] [u8; 64]);
 fn copied<T: DeviceMemory>(python: Python<'_>, memory: &T) -> PyResult<(Keeper, *mut c_void)> {
     python.detach(|| {
         let length = memory.size();
-        let mut lines = vec![Line([0; 64]); length.div_ceil(64)];
+        let (mut lines, count) = (Vec::new(), length.div_ceil(64));
+        lines.try_reserve_exact(count).map_err(|_| PyMemoryError::new_err("no memory for a copy of the tensor"))?;
+        lines.resize(count, Line([0; 64]));
         let start = lines.as_mut_ptr();
         // SAFETY: the vector has that many bytes.
         let bytes = unsafe { std::slice::from_raw_parts_mut(start.cast::<u8>(), length) };

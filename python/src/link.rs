@@ -2,7 +2,7 @@
 //! that signals interrupt, serve `comm` too.
 
 use std::cell::RefCell;
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::num::NonZeroU16;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
@@ -68,8 +68,31 @@ pub(crate) fn wait<R: Send>(python: Python<'_>, run: impl FnOnce() -> Outcome<R>
     let outcome = python.detach(run);
     let call = CALL.replace(outer);
     match (outcome, call.and_then(|call| call.raised)) {
-        (Err(LinkFailure::Interrupted), Some(raised)) => Err(raised),
-        (outcome, _) => outcome.map_err(|error| from_umf(error.into())),
+        (Ok(done), Some(raised)) => {
+            raise_later(raised);
+            Ok(done)
+        }
+        (Err(_), Some(raised)) => Err(raised),
+        (outcome, None) => outcome.map_err(|error| from_umf(error.into())),
+    }
+}
+
+/// Raises an exception in the main thread once it runs Python code again: the result of the call that
+/// it could not end is not lost.
+fn raise_later(raised: PyErr) {
+    /// # Safety
+    /// Python passes the argument of [`ffi::Py_AddPendingCall`], once.
+    unsafe extern "C" fn raise(raised: *mut c_void) -> c_int {
+        // SAFETY: a box, by this function's contract.
+        let raised = unsafe { Box::from_raw(raised.cast::<PyErr>()) };
+        Python::attach(|python| raised.restore(python));
+        -1
+    }
+    let raised = Box::into_raw(Box::new(raised)).cast::<c_void>();
+    // SAFETY: the function takes this argument.
+    if unsafe { ffi::Py_AddPendingCall(Some(raise), raised) } != 0 {
+        // SAFETY: the box was not passed on.
+        drop(unsafe { Box::from_raw(raised.cast::<PyErr>()) });
     }
 }
 
@@ -145,7 +168,13 @@ impl<T> Exclusive<T> {
 
 /// Returns a buffer of one piece.
 pub(crate) fn contiguous(object: &Bound<'_, PyAny>, is_written: bool) -> PyResult<PyUntypedBuffer> {
-    let buffer = PyUntypedBuffer::get(object)?;
+    let buffer = PyUntypedBuffer::get(object).map_err(|error| {
+        let has_no_dimension = object.getattr("ndim").and_then(|number| number.extract::<usize>());
+        if !matches!(has_no_dimension, Ok(0)) {
+            return error;
+        }
+        PyValueError::new_err("the array has no dimension; pass array.reshape(1), which has the same memory")
+    })?;
     if !buffer.is_c_contiguous() && !buffer.is_fortran_contiguous() {
         return Err(PyValueError::new_err(
             "the memory is not contiguous; pass a contiguous copy (numpy.ascontiguousarray), or a row of it",

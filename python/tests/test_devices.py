@@ -78,7 +78,12 @@ def copies(driver: str, memory: str) -> None:
     block.from_host(data)
     assert block.to_host() == data
     block.from_host(numpy.arange(4, dtype=numpy.int64), offset=100)
-    assert list(numpy.frombuffer(block.to_host(offset=100, size=32), dtype=numpy.int64)) == [0, 1, 2, 3]
+    assert list(numpy.frombuffer(block.to_host(offset=100, size=32), dtype=numpy.int64)) == [
+        0,
+        1,
+        2,
+        3,
+    ]
     into = numpy.zeros((2, 50), dtype=numpy.uint8)
     assert block.to_host(into) is into and into.tobytes() == data[:100]
     assert block.to_host(offset=SIZE) == b""
@@ -187,7 +192,9 @@ def tensors(driver: str, memory: str, device: str) -> None:
         with pytest.raises(BufferError):
             block.__dlpack__(**wrong)
     if memory in ("host", "managed"):
-        array = numpy.from_dlpack(block) if driver == "cuda" else numpy.from_dlpack(block, device="cpu")
+        array = (
+            numpy.from_dlpack(block) if driver == "cuda" else numpy.from_dlpack(block, device="cpu")
+        )
         array[:] = 8
         assert block.to_host() == bytes([8]) * 1000
     else:

@@ -26,9 +26,9 @@ __all__ = ["MemoryResource"]
 class MemoryResource(cuda.core.MemoryResource):
     """Allocates the buffers of cuda.core from a pool.
 
-    Without a pool, makes one of memory of the CUDA device with the number `device`; `memory` is as in
-    `umf.Pool.cuda`. The pool reuses the memory of a buffer once the stream that closed the buffer has
-    done its work.
+    Without a pool, makes one of memory of the CUDA device with the number `device`; `memory` is as
+    in `umf.Pool.cuda`. The pool reuses the memory of a buffer once the stream that closed the
+    buffer has done its work.
     """
 
     def __init__(

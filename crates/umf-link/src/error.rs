@@ -67,8 +67,11 @@ pub enum Error {
         /// The timeout.
         milliseconds: u64,
     },
-    /// [`crate::LinkSettings::interrupt`] ended the call.
-    #[error("the call was interrupted; call it again (a collective cannot be repeated: join a new job)")]
+    /// The program's function `interrupt` ended the call.
+    #[error(
+        "cannot finish the call: the program interrupted it (LinkSettings::interrupt); call it again, or join a new job \
+         if it was a collective"
+    )]
     Interrupted,
     /// The peer has ended or called `exec`.
     #[error(

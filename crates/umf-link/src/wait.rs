@@ -284,12 +284,13 @@ impl Inbox {
                 self.spin.slept(spinning.start.elapsed(), most);
                 return Ok(found);
             }
-            let end = self.end_of_wait(watched, limit, Instant::now(), what);
-            if let Some(end) = end.or_else(|| limit.check_interrupt().err()) {
+            if let Some(end) = self.end_of_wait(watched, limit, Instant::now(), what) {
                 self.spin.failed();
                 self.drain();
                 return poll(self)?.ok_or(end);
             }
+            // Without a last poll: what has arrived is left to the next call.
+            limit.check_interrupt()?;
         }
     }
 
