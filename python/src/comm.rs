@@ -8,7 +8,9 @@ use pyo3::prelude::*;
 use umf::link::{Element, Error as LinkFailure, Memory, Operation, Reduction};
 
 use crate::errors::{argument, from_umf};
-use crate::link::{Exclusive, Left, Part, builder, contiguous, duration, or_length, receive_bytes, wait, wanted};
+use crate::link::{
+    Exclusive, Left, Part, builder, contiguous, duration, or_length, receive_bytes, wait, wanted,
+};
 
 type Outcome<R> = Result<R, LinkFailure>;
 
@@ -150,7 +152,7 @@ impl Communicator {
         buffer: &PyUntypedBuffer,
         run: impl FnOnce(&mut umf::link::Communicator, &Part, Option<&Memory<'_>>) -> Outcome<()> + Send,
     ) -> PyResult<()> {
-        let part = Part::new(python, buffer)?;
+        let part = Part::new(python, buffer);
         self.call(python, timeout, |state| {
             let memory = part.memory();
             run(&mut state.communicator, &part, memory.as_ref())
@@ -162,7 +164,8 @@ impl Communicator {
         (array, out): (&Bound<'py, PyAny>, Option<Bound<'py, PyAny>>),
         op: &str,
         timeout: Option<f64>,
-        run: impl FnOnce(&mut umf::link::Communicator, umf::link::Destination<'_>, Reduction) -> Outcome<()> + Send,
+        run: impl FnOnce(&mut umf::link::Communicator, umf::link::Destination<'_>, Reduction) -> Outcome<()>
+        + Send,
     ) -> PyResult<Bound<'py, PyAny>> {
         let operation = operation(op)?;
         let (result, buffer) = in_place(array, out)?;
@@ -294,11 +297,7 @@ impl Communicator {
     /// Copies each rank's share of the bytes of its buffer (see `share`) to all ranks. All ranks pass
     /// buffers of the same length. Returns the buffer.
     #[pyo3(signature = (array, *, timeout = None))]
-    fn allgather<'py>(
-        &self,
-        array: Bound<'py, PyAny>,
-        timeout: Option<f64>,
-    ) -> PyResult<Bound<'py, PyAny>> {
+    fn allgather<'py>(&self, array: Bound<'py, PyAny>, timeout: Option<f64>) -> PyResult<Bound<'py, PyAny>> {
         let buffer = contiguous(&array, true)?;
         self.collective(array.py(), timeout, &buffer, |communicator, part, memory| {
             communicator.allgather(part.destination(memory)?)
@@ -317,7 +316,7 @@ impl Communicator {
     ) -> PyResult<Bound<'py, PyAny>> {
         let python = array.py();
         let (from, to) = (contiguous(&array, false)?, contiguous(&out, true)?);
-        let outgoing = Part::new(python, &from)?;
+        let outgoing = Part::new(python, &from);
         self.collective(python, timeout, &to, |communicator, incoming, memory| {
             let outgoing_memory = outgoing.memory();
             let source = outgoing.source(outgoing_memory.as_ref())?;
@@ -378,7 +377,7 @@ impl Communicator {
         };
         if let Some(into) = into {
             let buffer = contiguous(&into, true)?;
-            let part = Part::new(python, &buffer)?;
+            let part = Part::new(python, &buffer);
             let length = self.call(python, timeout, |state| {
                 let memory = part.memory();
                 receive(state, &part, memory.as_ref())

@@ -69,12 +69,11 @@ fn make_cuda(device: u32, memory: Option<CudaMemory>, resident: &[u32]) -> umf::
     let settings: CudaSettings = umf::settings()?.loaded().set("provider", "cuda").read()?;
     let path = settings.path;
     let ordinal = |device: u32| i32::try_from(device).unwrap_or(i32::MAX);
-    let memory = match memory {
-        Some(memory) => memory,
-        None => {
-            let info = Driver::open(path.as_deref())?.device_info(ordinal(device))?;
-            if info.has_virtual && info.has_fds { CudaMemory::Virtual } else { CudaMemory::Device }
-        }
+    let memory = if let Some(memory) = memory {
+        memory
+    } else {
+        let info = Driver::open(path.as_deref())?.device_info(ordinal(device))?;
+        if info.has_virtual && info.has_fds { CudaMemory::Virtual } else { CudaMemory::Device }
     };
     let builder = CudaProvider::builder().memory(memory).device(ordinal(device));
     let mut builder = builder.peers(resident.iter().map(|device| ordinal(*device)));
@@ -119,7 +118,9 @@ impl Pool {
             "device" => Some(CudaMemory::Device),
             "host" => Some(CudaMemory::Host),
             "managed" => Some(CudaMemory::Managed),
-            _ => return Err(argument("memory is \"auto\", \"virtual\", \"device\", \"host\" or \"managed\"")),
+            _ => {
+                return Err(argument("memory is \"auto\", \"virtual\", \"device\", \"host\" or \"managed\""));
+            }
         };
         Self::new(python.detach(|| make_cuda(device, memory, &resident)))
     }
@@ -438,8 +439,8 @@ impl Block {
     }
 
     /// Copies the bytes of a buffer to `offset` in the block.
-    #[pyo3(signature = (data, *, offset = 0))]
-    fn from_host(&self, python: Python<'_>, data: &Bound<'_, PyAny>, offset: usize) -> PyResult<()> {
+    #[pyo3(name = "from_host", signature = (data, *, offset = 0))]
+    fn copy_from_host(&self, python: Python<'_>, data: &Bound<'_, PyAny>, offset: usize) -> PyResult<()> {
         from_host(python, &self.memory.share()?, data, offset)
     }
 
@@ -516,8 +517,8 @@ impl Mapping {
     }
 
     /// Copies the bytes of a buffer to `offset` in the memory.
-    #[pyo3(signature = (data, *, offset = 0))]
-    fn from_host(&self, python: Python<'_>, data: &Bound<'_, PyAny>, offset: usize) -> PyResult<()> {
+    #[pyo3(name = "from_host", signature = (data, *, offset = 0))]
+    fn copy_from_host(&self, python: Python<'_>, data: &Bound<'_, PyAny>, offset: usize) -> PyResult<()> {
         from_host(python, &self.memory.share()?, data, offset)
     }
 

@@ -8,7 +8,7 @@ use std::ffi::{CStr, c_void};
 use std::sync::Arc;
 
 use dlpack_ffi::{
-    DLDataType, DLDataTypeCode, DLDevice, DLDeviceType, DLManagedTensor, DLManagedTensorVersioned,
+    DLDataType, DLDevice, DLDeviceType, DLManagedTensor, DLManagedTensorVersioned,
     DLPACK_FLAG_BITMASK_IS_COPIED, DLPACK_FLAG_BITMASK_READ_ONLY, DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION,
     DLPackVersion, DLTensor,
 };
@@ -113,8 +113,7 @@ fn export<M: Managed>(
         let (shape, strides) = (&raw mut (*exported).shape, &raw mut (*exported).stride);
         let tensor = (*exported).managed.tensor();
         (tensor.shape, tensor.strides) = (shape, strides);
-        let capsule =
-            ffi::PyCapsule_New(exported.cast(), M::NAME.as_ptr(), Some(destroy::<M>));
+        let capsule = ffi::PyCapsule_New(exported.cast(), M::NAME.as_ptr(), Some(destroy::<M>));
         let capsule = Bound::from_owned_ptr_or_err(python, capsule);
         if capsule.is_err() {
             delete(exported.cast::<M>());
@@ -122,6 +121,9 @@ fn export<M: Managed>(
         Ok(capsule?.unbind())
     }
 }
+
+/// `DLDataTypeCode::kDLUInt`, in the width that tensors have it.
+const UNSIGNED: u8 = 1;
 
 /// What a consumer asks for.
 struct Request<'py> {
@@ -149,17 +151,21 @@ struct Line(#[expect(dead_code, reason = "read by the consumer")] [u8; 64]);
 
 /// Copies the memory to the host.
 fn copied<T: DeviceMemory>(python: Python<'_>, memory: &T) -> PyResult<(Keeper, *mut c_void)> {
-    python.detach(|| {
-        let length = memory.size();
-        let (mut lines, count) = (Vec::new(), length.div_ceil(64));
-        lines.try_reserve_exact(count).map_err(|_| PyMemoryError::new_err("no memory for a copy of the tensor"))?;
-        lines.resize(count, Line([0; 64]));
-        let start = lines.as_mut_ptr();
-        // SAFETY: the vector has that many bytes.
-        let bytes = unsafe { std::slice::from_raw_parts_mut(start.cast::<u8>(), length) };
-        memory.copy_out(0, bytes).map_err(from_umf)?;
-        Ok((Arc::new(lines) as Keeper, Start(start.cast())))
-    }).map(|(keeper, Start(start))| (keeper, start))
+    python
+        .detach(|| {
+            let length = memory.size();
+            let (mut lines, count) = (Vec::new(), length.div_ceil(64));
+            lines
+                .try_reserve_exact(count)
+                .map_err(|_| PyMemoryError::new_err("no memory for a copy of the tensor"))?;
+            lines.resize(count, Line([0; 64]));
+            let start = lines.as_mut_ptr();
+            // SAFETY: the vector has that many bytes.
+            let bytes = unsafe { std::slice::from_raw_parts_mut(start.cast::<u8>(), length) };
+            memory.copy_out(0, bytes).map_err(from_umf)?;
+            Ok((Arc::new(lines) as Keeper, Start(start.cast())))
+        })
+        .map(|(keeper, Start(start))| (keeper, start))
 }
 
 /// An address that crosses a closure which runs without the interpreter's lock.
@@ -204,7 +210,9 @@ fn capsule<T: DeviceMemory>(
         }
         // Copies by umf are complete when they return, so that no stream has to wait.
         Some(stream) if wanted.0 == 2 && stream.extract::<i64>().is_ok_and(|stream| stream == 0) => {
-            return refuse("stream 0 is ambiguous; pass 1 for the default stream, 2 for that of the thread".to_owned());
+            return refuse(
+                "stream 0 is ambiguous; pass 1 for the default stream, 2 for that of the thread".to_owned(),
+            );
         }
         _ => {}
     }
@@ -228,7 +236,7 @@ fn capsule<T: DeviceMemory>(
         data,
         device: DLDevice { device_type: DLDeviceType(wanted.0), device_id: wanted.1 },
         ndim: 1,
-        dtype: DLDataType { code: DLDataTypeCode::kDLUInt.0 as u8, bits: 8, lanes: 1 },
+        dtype: DLDataType { code: UNSIGNED, bits: 8, lanes: 1 },
         shape: std::ptr::null_mut(),
         strides: std::ptr::null_mut(),
         byte_offset: 0,

@@ -3,7 +3,8 @@
 
 use pyo3::create_exception;
 use pyo3::exceptions::{
-    PyConnectionError, PyException, PyKeyboardInterrupt, PyMemoryError, PyPermissionError, PyTimeoutError, PyValueError,
+    PyConnectionError, PyException, PyKeyboardInterrupt, PyMemoryError, PyPermissionError, PyTimeoutError,
+    PyValueError,
 };
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple, PyType};

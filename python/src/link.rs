@@ -59,6 +59,7 @@ fn interrupt() -> bool {
         return false;
     }
     // A handler may make other calls.
+    #[expect(clippy::redundant_closure_for_method_calls, reason = "the method has one lifetime only")]
     let Some(Err(raised)) = Python::try_attach(|python| python.check_signals()) else { return false };
     CALL.with_borrow_mut(|call| call.as_mut().map(|call| call.raised = Some(raised)).is_some())
 }
@@ -81,10 +82,8 @@ pub(crate) fn wait<R: Send>(python: Python<'_>, run: impl FnOnce() -> Outcome<R>
 /// Raises an exception in the main thread once it runs Python code again: the result of the call that
 /// it could not end is not lost.
 fn raise_later(raised: PyErr) {
-    /// # Safety
-    /// Python passes the argument of [`ffi::Py_AddPendingCall`], once.
     extern "C" fn raise(raised: *mut c_void) -> c_int {
-        // SAFETY: a box, by this function's contract.
+        // SAFETY: Python passes the argument of `Py_AddPendingCall` once: the box below.
         let raised = unsafe { Box::from_raw(raised.cast::<PyErr>()) };
         Python::attach(|python| raised.restore(python));
         -1
@@ -200,18 +199,18 @@ const SHORT: usize = 4096;
 
 impl Part {
     /// Returns the memory of a buffer, which the caller keeps until the call has ended.
-    pub(crate) fn new(python: Python<'_>, buffer: &PyUntypedBuffer) -> PyResult<Self> {
+    pub(crate) fn new(python: Python<'_>, buffer: &PyUntypedBuffer) -> Self {
         let (address, length) = (buffer.buf_ptr().addr(), buffer.len_bytes());
         let found = if length > SHORT { find(python, address as u64, length) } else { None };
         let block = match found {
             Some((owner, offset)) => match owner.bind(python).cast::<Block>() {
                 // A block that was closed while a buffer uses it has no handle any more.
-                Ok(block) => block.get().memory.share().ok().map(|block| (block, offset as usize)),
+                Ok(block) => block.get().memory.share().ok().zip(usize::try_from(offset).ok()),
                 Err(_) => None,
             },
             None => None,
         };
-        Ok(Self { address, length, block })
+        Self { address, length, block }
     }
 
     fn of_bytes(bytes: &mut [u8]) -> Self {
@@ -254,10 +253,10 @@ pub(crate) fn wanted(tag: Option<u64>) -> TagMatch {
 }
 
 /// Receives a message of unknown length. `receive` receives into the memory, or fails with `Truncated`.
-pub(crate) fn receive_bytes<'py>(
-    python: Python<'py>,
+pub(crate) fn receive_bytes(
+    python: Python<'_>,
     mut receive: impl FnMut(&Part) -> PyResult<Result<usize, usize>>,
-) -> PyResult<Bound<'py, PyBytes>> {
+) -> PyResult<Bound<'_, PyBytes>> {
     let mut short = [0; SHORT];
     let mut needed = match receive(&Part::of_bytes(&mut short))? {
         Ok(length) => return Ok(PyBytes::new(python, &short[..length])),
@@ -474,7 +473,7 @@ impl Link {
         timeout: Option<f64>,
     ) -> PyResult<()> {
         let buffer = contiguous(data, false)?;
-        let part = Part::new(python, &buffer)?;
+        let part = Part::new(python, &buffer);
         self.call(python, timeout, |state| {
             let memory = part.memory();
             state.link.send(tag, part.source(memory.as_ref())?)
@@ -502,7 +501,7 @@ impl Link {
         };
         if let Some(into) = into {
             let buffer = contiguous(&into, true)?;
-            let length = receive(&Part::new(python, &buffer)?, timeout)?;
+            let length = receive(&Part::new(python, &buffer), timeout)?;
             return Ok(length.into_pyobject(python)?.into_any());
         }
         let mut left = Left::new(timeout);
@@ -642,7 +641,7 @@ struct Owned {
 
 enum Owner {
     Block(Arc<Keeper<OwnedBlock>>),
-    Mapping(Arc<Keeper<Contents>>, umf::Handle),
+    Mapping(Arc<Keeper<Contents>>, Box<umf::Handle>),
 }
 
 impl Owned {
@@ -658,12 +657,13 @@ impl Owned {
             Some((object, _)) => Owner::of(object.bind(memory.py()))?,
             None => None,
         };
-        let ((_, offset), owner) = found.zip(owner).ok_or_else(|| {
+        let offset = found.and_then(|(_, offset)| usize::try_from(offset).ok());
+        let (offset, owner) = offset.zip(owner).ok_or_else(|| {
             PyTypeError::new_err(
                 "cannot hand the object over: it is not in memory of umf; copy it there with umf.array, or send it",
             )
         })?;
-        Ok(Self { owner, offset: offset as usize, length })
+        Ok(Self { owner, offset, length })
     }
 
     fn send_handle(&self) -> PyResult<umf::Handle> {
@@ -704,7 +704,7 @@ impl Owner {
             return Ok(Some(Self::Block(block.get().memory.share()?)));
         }
         if let Ok(mapping) = object.cast::<Mapping>() {
-            return Ok(Some(Self::Mapping(mapping.get().memory.share()?, mapping.get().handle)));
+            return Ok(Some(Self::Mapping(mapping.get().memory.share()?, Box::new(mapping.get().handle))));
         }
         Ok(None)
     }
@@ -770,7 +770,9 @@ impl Loan {
             return Ok(());
         }
         let loan = self.state.loan().clone().ok_or_else(|| {
-            ClosedError::new_err("the link of the loan was closed; wait for loans before you close their link")
+            ClosedError::new_err(
+                "the link of the loan was closed; wait for loans before you close their link",
+            )
         })?;
         wait(python, || loan.wait(timeout))?;
         self.state.is_returned();

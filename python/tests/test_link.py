@@ -262,7 +262,7 @@ def test_endpoint_that_is_gone_is_an_error() -> None:
         link.connect(address, timeout=WAIT)
     with pytest.raises(umf.ClosedError):
         endpoint.accept()
-    name = f"test-{uuid.uuid4()}"
+    name = uuid.uuid4().hex
     with link.bind(name):
         with pytest.raises(umf.LinkError, match="another name"):
             link.bind(name)
@@ -275,7 +275,7 @@ def test_endpoint_that_is_gone_is_an_error() -> None:
 
 def test_named_endpoint_in_threads_of_one_process() -> None:
     """Waits release the interpreter's lock."""
-    name, received = f"test-{uuid.uuid4()}", []
+    name, received = uuid.uuid4().hex, []
 
     def talk() -> None:
         with link.connect(name=name, timeout=WAIT) as made:
@@ -311,7 +311,7 @@ def test_second_thread_is_refused() -> None:
 
 def test_forked_child_is_refused() -> None:
     with linked("echo") as (_, made), link.bind() as endpoint:
-        job = comm.join(f"test-{uuid.uuid4()}", 0, 1)
+        job = comm.join(uuid.uuid4().hex, 0, 1)
         loan = made.hand_over(umf.Pool.shared().allocate(64))
         made.recv(bytearray(64))
         pid = os.fork()
@@ -437,6 +437,7 @@ def test_what_cannot_be_handed_over() -> None:
 
 
 def dies(peer: link.Link) -> None:
+    sys.stdin.readline()
     peer.recv_view()
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -444,6 +445,7 @@ def dies(peer: link.Link) -> None:
 def test_memory_of_a_killed_peer_comes_back() -> None:
     with linked("dies") as (peer, made):
         loans = [made.hand_over(umf.Pool.shared().allocate(1 << 16)) for _ in range(5)]
+        peer.tell("die")
         peer.child.wait(WAIT)
         with pytest.raises(umf.PeerGoneError):
             loans[4].wait(WAIT)
@@ -485,7 +487,7 @@ def is_interrupted(what: str) -> None:
     signal.signal(signal.SIGUSR1, count)
     pool = umf.Pool.shared()
     with link.bind() as endpoint:
-        job = f"test-{uuid.uuid4()}"
+        job = uuid.uuid4().hex
         with process("other_side", endpoint.address, what, job) as peer:
             made, first = None if what == "accept" else endpoint.accept(WAIT), True
             while True:
@@ -569,8 +571,8 @@ def stops_in_a_handler() -> None:
 
             signal.signal(signal.SIGUSR1, stop)
             for _ in range(3):
-                say("waiting")
                 with pytest.raises(Stop):
+                    say("waiting")
                     made.recv()
                 assert made.recv(timeout=WAIT) == b"message"
 
@@ -629,7 +631,7 @@ def test_exit_while_a_thread_waits_is_clean() -> None:
 
 @contextlib.contextmanager
 def ranks(name: str, size: int, *arguments: str) -> Iterator[list[Process]]:
-    job = f"test-{uuid.uuid4()}"[:32]
+    job = uuid.uuid4().hex
     with contextlib.ExitStack() as stack:
         made = [
             stack.enter_context(process("joined", job, str(rank), str(size), name, *arguments))
@@ -700,7 +702,7 @@ def combines(made: comm.Communicator, where: str) -> None:
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_ranks_combine_arrays_of_all_types(where: str, size: int) -> None:
     if size == 1:
-        with comm.join(f"test-{uuid.uuid4()}"[:32], 0, 1) as made:
+        with comm.join(uuid.uuid4().hex, 0, 1) as made:
             array = numpy.arange(10)
             assert (made.allreduce(array) == numpy.arange(10)).all()
         return
@@ -768,7 +770,7 @@ def test_ranks_move_arrays(where: str) -> None:
 
 
 def test_wrong_numbers_are_refused_and_collectives_go_on() -> None:
-    with comm.join(f"test-{uuid.uuid4()}"[:32], 0, 1) as made:
+    with comm.join(uuid.uuid4().hex, 0, 1) as made:
         array = numpy.zeros(4)
         for wrong in (
             numpy.zeros(4, dtype=complex),
@@ -801,7 +803,7 @@ def test_wrong_numbers_are_refused_and_collectives_go_on() -> None:
 
 
 def test_ranks_that_do_not_come_are_awaited_until_the_timeout() -> None:
-    job = f"test-{uuid.uuid4()}"[:32]
+    job = uuid.uuid4().hex
     with comm.join(job, 0, 2) as made:
         with pytest.raises(umf.TimeoutError, match="rank 1"):
             made.send(b"", 1, timeout=0.01)

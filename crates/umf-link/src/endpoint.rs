@@ -19,8 +19,8 @@ use umf_os::socket::{PeerTrust, peer, peer_trust};
 use umf_sync::{failpoint, fork};
 
 use crate::channel::{Channel, InboxFds, InboxShared, PeerFiles};
-use crate::shared_files::{Bell, OwnLane, PeerCatalog, PeerLane};
 use crate::settings::check_interrupt;
+use crate::shared_files::{Bell, OwnLane, PeerCatalog, PeerLane};
 use crate::sys::CloseOnFork;
 use crate::{Error, Link, LinkAddress, LinkSettings, Result, sys};
 
@@ -368,10 +368,11 @@ impl Endpoint {
         let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         loop {
             let remaining = end.map(|end| end.saturating_duration_since(Instant::now()));
-            let pending = self.pending(remaining, self.builder.settings.interrupt).map_err(|error| match error {
-                Error::TimedOut { .. } => timed_out("a connection", timeout),
-                error => error,
-            })?;
+            let pending =
+                self.pending(remaining, self.builder.settings.interrupt).map_err(|error| match error {
+                    Error::TimedOut { .. } => timed_out("a connection", timeout),
+                    error => error,
+                })?;
             if pending.hello.words != [0; 4] {
                 tracing::warn!(pending.pid, "a rank of a job connected to an endpoint for links");
                 pending.refuse([1, 0, 0, 0]);

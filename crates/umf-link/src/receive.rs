@@ -127,7 +127,10 @@ fn separate_final_errors(outcome: Result<FetchOutcome>) -> Result<Result<FetchOu
     match outcome {
         Err(error)
             if error.is_final()
-                || matches!(error, Error::TimedOut { .. } | Error::Interrupted | Error::PartlyCombined { .. }) =>
+                || matches!(
+                    error,
+                    Error::TimedOut { .. } | Error::Interrupted | Error::PartlyCombined { .. }
+                ) =>
         {
             Err(error)
         }
