@@ -98,7 +98,8 @@ def state():
     storage = torch.UntypedStorage
     made = getattr(storage._new_shared, "__func__", None)
     methods = (made, storage.is_shared, storage.share_memory_)
-    return dict(ForkingPickler._extra_reducers), methods, torch.utils.data._utils.worker._worker_loop
+    loop = torch.utils.data._utils.worker._worker_loop
+    return dict(ForkingPickler._extra_reducers), methods, loop
 before = state()
 import umf.multiprocessing
 arrays = state()
@@ -392,6 +393,7 @@ def test_storage_has_one_ticket_in_a_message() -> None:
     for one, view in zip(got, views, strict=False):
         assert torch.equal(one, view)
         assert (one.stride(), one.storage_offset()) == (view.stride(), view.storage_offset())
+    assert untyped._cdata == umf.torch._untyped(whole)._cdata  # In its own process, as with torch.
     got[0][2, 3] = 100
     assert whole[2, 3] == got[3][0] == 100
     # A storage that is still open is found again.
@@ -404,28 +406,31 @@ class Tagged(torch.Tensor):
     """A subclass, which torch pickles by `__reduce_ex__`."""
 
 
-def kinds() -> dict[str, Any]:
-    made = umf.torch.tensor(torch.arange(6.0))
-    sparse = torch.sparse_coo_tensor(
-        umf.torch.tensor([[0, 2, 4]]), umf.torch.tensor([1.0, 2, 3]), (5,)
-    )
-    frozen = torch.nn.Parameter(umf.torch.tensor([1, 2]), requires_grad=False)
-    return {
-        "parameter": torch.nn.Parameter(made.clone().set_(made)),
-        "integer parameter": frozen,
-        "leaf": umf.torch.zeros(3, requires_grad=True),
-        "bool": made > 2,
-        "bfloat16": umf.torch.tensor(made, dtype=torch.bfloat16),
-        "sparse": sparse.coalesce(),
-        "subclass": made.as_subclass(Tagged),
-        "typed storage": made.storage(),
-        "numpy": umf.arrays.array(numpy.arange(5)),
-        "from numpy": torch.from_numpy(umf.arrays.array(numpy.arange(5))),
-        "size": made.size(),
-        "dictionary": {"a": made, "b": torch.zeros(2)},
-        "quantized": torch.quantize_per_tensor(torch.arange(4.0), 0.5, 1, torch.qint8),
-        "empty": torch.empty(0, 3),
-    }
+def made() -> torch.Tensor:
+    return umf.torch.tensor(torch.arange(6.0))
+
+
+def sparse() -> torch.Tensor:
+    indices, values = umf.torch.tensor([[0, 2, 4]]), umf.torch.tensor([1.0, 2, 3])
+    return torch.sparse_coo_tensor(indices, values, (5,))
+
+
+KINDS = {
+    "parameter": lambda: torch.nn.Parameter(made()),
+    "integer parameter": lambda: torch.nn.Parameter(umf.torch.tensor([1, 2]), requires_grad=False),
+    "leaf": lambda: umf.torch.zeros(3, requires_grad=True),
+    "bool": lambda: umf.torch.tensor(made() > 2),
+    "bfloat16": lambda: umf.torch.tensor(made(), dtype=torch.bfloat16),
+    "sparse": sparse,
+    "subclass": lambda: made().as_subclass(Tagged),
+    "typed storage": lambda: made().storage(),
+    "from numpy": lambda: torch.from_numpy(umf.arrays.array(numpy.arange(5))),
+    "dictionary": lambda: {"a": made(), "b": torch.zeros(2)},
+    "quantized": lambda: torch.quantize_per_tensor(made(), 0.5, 1, torch.qint8),
+    "empty": lambda: torch.empty(0, 3),
+    "meta": lambda: torch.empty(2, 3, device="meta"),
+    "nested": lambda: torch.nested.nested_tensor([made(), made()[:2]]),
+}
 
 
 def text(given: Any) -> tuple[str, ...]:
@@ -435,12 +440,13 @@ def text(given: Any) -> tuple[str, ...]:
     return f"{type(given).__name__} {given} {gradient} {getattr(given, 'layout', '')}", gradient
 
 
-@pytest.mark.parametrize("kind", sorted(kinds()))
-@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_kinds_of_tensors_arrive_as_with_torch(kind: str) -> None:
     def outcome() -> Any:
+        given = KINDS[kind]()
         try:
-            got = pickle.loads(ForkingPickler.dumps(kinds()[kind]))
+            got = pickle.loads(ForkingPickler.dumps(given))
             return type(got), text(got)
         except Exception as error:  # What this version of torch cannot pickle or print.
             return type(error)
@@ -481,7 +487,7 @@ def test_plain_tensors_go_by_torchs_way() -> None:
 def test_storage_outside_of_its_memory_is_refused(offset: int, size: int) -> None:
     block = umf.Pool.shared().allocate(64)
     with pytest.raises(umf.HandleError, match="cannot open a storage"):
-        umf.torch._open_storage(umf.open(block.handle()), offset, size)
+        umf.torch._open_storage(umf.open(block.handle()), offset, size, 0, 0)
 
 
 def send_inherited(queue: Any, barrier: Any, given: torch.Tensor) -> None:

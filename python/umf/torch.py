@@ -172,8 +172,13 @@ def _key(address: int, size: int) -> tuple[str, int, int]:
     return ("umf", address, size)
 
 
-def _open_storage(mapping: _umf.Mapping, offset: int, size: int) -> torch.UntypedStorage:
-    """Returns the storage in a received mapping: the same one as long as it exists."""
+def _open_storage(
+    mapping: _umf.Mapping, offset: int, size: int, sender: int, sent: int
+) -> torch.UntypedStorage:
+    """Returns the storage in a received mapping: the same one as long as it exists.
+
+    `sent` is the address in the process `sender`, if the block is of that process.
+    """
     if _is_wanted is None:
         # Otherwise this process would pass the tensor on by torch's way, which moves it elsewhere.
         install()
@@ -183,10 +188,12 @@ def _open_storage(mapping: _umf.Mapping, offset: int, size: int) -> torch.Untype
             f"{len(mapping)} bytes of its handle; send the tensor again"
         )
     key = _key(mapping.address + offset, size)
-    known = reductions.storage_from_cache(torch.UntypedStorage, key)
-    # Torch may have moved a storage since.
-    if known is not None and _key(known.data_ptr(), known.nbytes()) == key:
-        return known
+    # The block is still at that address: its ticket was unclaimed until now.
+    for known in (_key(sent, size), key) if sent and sender == os.getpid() else (key,):
+        storage = reductions.storage_from_cache(torch.UntypedStorage, known)
+        # Torch may have moved a storage since.
+        if storage is not None and _key(storage.data_ptr(), storage.nbytes()) == known:
+            return storage
     made = _untyped(torch.frombuffer(mapping, dtype=torch.uint8, count=size, offset=offset))
     reductions.shared_cache[key] = reductions.StorageWeakRef(made)
     return made
@@ -206,8 +213,12 @@ def _reduce_storage(storage: torch.UntypedStorage) -> Any:
     found = _find(storage)
     if found is not None and _can_send(found[0]):
         owner, offset = found
+        size, sent = storage.nbytes(), 0
+        if isinstance(owner, _umf.Block):
+            sent = storage.data_ptr()
+            reductions.shared_cache[_key(sent, size)] = reductions.StorageWeakRef(storage)
         # The pickler reduces the owner once in a message: one ticket for all storages in it.
-        return _open_storage, (owner, offset, storage.nbytes())
+        return _open_storage, (owner, offset, size, os.getpid(), sent)
     in_worker = torch.utils.data.get_worker_info() is not None
     if found is None:
         is_plain = storage.device.type == "cpu" and storage.nbytes() > 0
