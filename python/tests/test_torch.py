@@ -540,35 +540,69 @@ def check_epoch(loader: Any, length: int, batch: int) -> None:
     assert start >= length
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_persistent_workers_wait_between_epochs(method: str) -> None:
-    files = torch_files()
-    loader = DataLoader(
-        Numbers(203),
+def loader_of(method: str, length: int) -> Any:
+    return DataLoader(
+        Numbers(length),
         batch_size=5,
         num_workers=2,
         persistent_workers=True,
         prefetch_factor=4,
         multiprocessing_context=method,
     )
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_epochs_need_no_further_descriptors(method: str) -> None:
+    files = torch_files()
+    loader = loader_of(method, 203)
     check_epoch(loader, 203, 5)
     pids = [worker.pid for worker in loader._iterator._workers]
     before = fds(), [fds(pid) for pid in pids]
     for _ in range(3):
-        time.sleep(WAIT / 3)
         check_epoch(loader, 203, 5)
-    # Batches wait in the queue while the main process does something else.
-    waiting = iter(loader)
-    first = next(waiting)
-    time.sleep(WAIT / 3)
-    assert torch.equal(first[1], torch.arange(5))
-    assert sum(len(labels) for _, labels, _ in waiting) == 198
+    kept = list(loader)
     assert fds() <= before[0] + 2
     assert all(fds(pid) <= count + 2 for pid, count in zip(pids, before[1], strict=True))
     assert torch_files() <= files
-    del loader, waiting
+    del loader
     gc.collect()
-    assert torch.equal(first[1], torch.arange(5))  # The workers have ended.
+    # The workers have ended.
+    assert torch.equal(torch.cat([labels for _, labels, _ in kept]), torch.arange(203))
+
+
+def test_persistent_workers_wait_between_epochs() -> None:
+    loaders = [loader_of(method, 103) for method in METHODS]
+    for loader in loaders:
+        check_epoch(loader, 103, 5)
+    time.sleep(WAIT)
+    for loader in loaders:
+        check_epoch(loader, 103, 5)
+    # Batches wait in the queues while the main process does something else.
+    epochs = [iter(loader) for loader in loaders]
+    first = [next(epoch) for epoch in epochs]
+    time.sleep(WAIT)
+    for (_, labels, _), epoch in zip(first, epochs, strict=True):
+        rest = [labels for _, labels, _ in epoch]
+        assert torch.equal(torch.cat([labels, *rest]), torch.arange(103))
+
+
+class Large(Dataset):
+    def __len__(self) -> int:
+        return 400
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((1 << 18,), float(index))
+
+
+def test_memory_of_read_batches_is_used_again() -> None:
+    loader = DataLoader(Large(), batch_size=1, num_workers=1)
+    largest = 0
+    for at, batch in enumerate(loader):
+        assert batch[0, -1] == at
+        with open("/proc/self/status") as lines:
+            shared = next(line for line in lines if line.startswith("RssShmem"))
+        largest = max(largest, int(shared.split()[1]))
+    assert largest < 100 << 10  # kB: a quarter of what was sent
 
 
 LIMITED = """
@@ -624,14 +658,14 @@ class Rows(Dataset):
     def __init__(self) -> None:
         self.rows = torch.arange(100_000.0).reshape(100, 10, 100)
         self.shared = torch.zeros(4).share_memory_()
-        self.inherited = umf.torch.zeros(4)
+        self.inherited = umf.torch.tensor(self.rows)
 
     def __len__(self) -> int:
         return 100
 
     def __getitem__(self, index: int) -> Any:
         made = torch.full((10,), float(index))
-        return self.rows[index].T, made, made[2:], self.shared, self.inherited
+        return self.rows[index].T, made, made[2:], self.shared, self.inherited[index]
 
 
 def test_samples_that_no_collate_has_copied() -> None:
@@ -639,7 +673,8 @@ def test_samples_that_no_collate_has_copied() -> None:
     for at, sample in enumerate(DataLoader(rows, batch_size=None, num_workers=2)):
         row, made, part, shared, inherited = sample
         assert is_umf(row) and is_umf(made) and torch.equal(row, rows.rows[at].T)
-        assert umf.torch._untyped(row).nbytes() < 8192 and row.stride() == rows.rows[at].T.stride()
+        assert row.stride() == rows.rows[at].T.stride() and torch.equal(inherited, rows.rows[at])
+        assert max(umf.torch._untyped(one).nbytes() for one in (row, inherited)) < 8192
         assert umf.torch._untyped(made)._cdata == umf.torch._untyped(part)._cdata
         assert not is_umf(shared) and is_umf(inherited)
     shared.fill_(1)
