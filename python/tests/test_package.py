@@ -103,7 +103,7 @@ def test_extension_exports_no_symbol_but_its_entry() -> None:
 
 
 def test_wheel_has_the_module_and_nothing_of_c(tmp_path: Path) -> None:
-    wheel = distribution("UMF_WHEEL")
+    wheel = distribution("TESTS_WHEEL")
     assert re.fullmatch(r"umf_rs-[0-9.]+-cp311-abi3-\w+\.whl", wheel.name)
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
@@ -126,7 +126,7 @@ def test_wheel_has_the_module_and_nothing_of_c(tmp_path: Path) -> None:
 
 
 def test_source_distribution_has_what_its_build_needs() -> None:
-    archive = distribution("UMF_SDIST")
+    archive = distribution("TESTS_SDIST")
     with tarfile.open(archive) as files:
         names = {name.partition("/")[2] for name in files.getnames()}
     needed = {"pyproject.toml", "python/Cargo.toml", "python/Cargo.lock", "LICENSE-MIT"}
