@@ -4,7 +4,7 @@ use std::ffi::OsString;
 
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
-use umf::ipc::CacheStatistics;
+use umf::ipc::{CacheStatistics, transit};
 use umf_cli::{Program, State};
 
 use crate::errors::Error;
@@ -51,6 +51,9 @@ pub(crate) fn stats(python: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
             ("held_bytes", found.held.bytes),
             ("held_blocks", found.held.blocks),
             ("in_transit", found.in_transit as u64),
+            ("in_transit_bytes", transit::statistics().bytes),
+            ("max_in_transit", transit::limits().max_bytes),
+            ("expired", transit::statistics().expired),
         ],
     )?;
     let pools = PyList::empty(python);

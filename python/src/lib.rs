@@ -4,18 +4,22 @@
 //! | file | content |
 //! |---|---|
 //! | `errors` | exceptions, one for each kind of failure |
+//! | `fork` | what a parent keeps for forked children |
 //! | `memory` | the buffers of blocks and mappings, and when their memory ends |
 //! | `pool` | pools and their blocks |
 //! | `handle` | handles, and opening them |
+//! | `transit` | handles in transit |
 //! | `domain` | memory of a named set of processes |
 //! | `command` | counters, explanations of handles, the `umf` command |
 
 mod command;
 mod domain;
 mod errors;
+mod fork;
 mod handle;
 mod memory;
 mod pool;
+mod transit;
 
 use pyo3::exceptions::PyImportError;
 use pyo3::ffi;
@@ -39,13 +43,14 @@ fn refuse_subinterpreter(python: Python<'_>) -> PyResult<()> {
 fn _umf(module: &Bound<'_, PyModule>) -> PyResult<()> {
     refuse_subinterpreter(module.py())?;
     errors::add(module)?;
+    fork::register(module)?;
     module.add_class::<pool::Pool>()?;
     module.add_class::<pool::Block>()?;
     module.add_class::<handle::Handle>()?;
     module.add_class::<handle::Mapping>()?;
     module.add_function(wrap_pyfunction!(handle::open, module)?)?;
-    module.add_function(wrap_pyfunction!(handle::cancel, module)?)?;
-    module.add_function(wrap_pyfunction!(handle::in_transit, module)?)?;
+    module.add_function(wrap_pyfunction!(transit::cancel, module)?)?;
+    module.add_function(wrap_pyfunction!(transit::in_transit, module)?)?;
     module.add_function(wrap_pyfunction!(pool::drain, module)?)?;
     module.add_function(wrap_pyfunction!(memory::find, module)?)?;
     domain::add(module)?;
