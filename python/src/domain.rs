@@ -33,9 +33,10 @@ impl Domain {
     #[pyo3(signature = (name, *, timeout = 2.0))]
     fn new(python: Python<'_>, name: &str, timeout: f64) -> PyResult<Self> {
         let mut settings = DomainSettings::default();
-        settings.timeout = Duration::try_from_secs_f64(timeout).map_err(|_| {
-            argument("cannot join a domain with this timeout; pass a number of seconds from 0 on")
-        })?;
+        if !(0.0..=1e9).contains(&timeout) {
+            return Err(argument("cannot join a domain with this timeout; pass 0 to 1e9 seconds"));
+        }
+        settings.timeout = Duration::from_secs_f64(timeout);
         python.detach(|| Inner::join(name, settings)).map(Self).map_err(failure)
     }
 

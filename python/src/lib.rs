@@ -29,12 +29,27 @@ mod memory;
 mod pool;
 mod transit;
 
+use pyo3::exceptions::PyImportError;
+use pyo3::ffi;
 use pyo3::prelude::*;
+
+/// Refuses sub-interpreters: pools, handles and the locks of umf belong to the whole process.
+fn refuse_subinterpreter(python: Python<'_>) -> PyResult<()> {
+    // SAFETY: this thread is attached to an interpreter.
+    match unsafe { ffi::PyInterpreterState_GetID(ffi::PyInterpreterState_Get()) } {
+        0 => Ok(()),
+        -1 => Err(PyErr::fetch(python)),
+        number => Err(PyImportError::new_err(format!(
+            "umf does not support sub-interpreters, and this is interpreter {number}"
+        ))),
+    }
+}
 
 // Free-threaded CPython: all state that threads share is behind locks or atomics, and no lock is held
 // while Python is called.
 #[pymodule(gil_used = false)]
 fn _umf(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    refuse_subinterpreter(module.py())?;
     errors::add(module)?;
     fork::register(module)?;
     module.add_class::<pool::Pool>()?;

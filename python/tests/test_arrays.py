@@ -79,6 +79,18 @@ def test_readonly_is_kept_and_can_be_asked_for() -> None:
         opened.flags.writeable = True
 
 
+def test_private_copy_is_writable_and_apart() -> None:
+    made = umf.zeros(10, "i8")
+    made.flags.writeable = False
+    for source in (umf.handle(made), bytes(umf.handle(made))):
+        copy = umf.open(source, mode="private")
+        copy[0] = 5
+        assert made[0] == 0
+    assert not umf.open(umf.handle(made), mode="shared").flags.writeable
+    with pytest.raises(ValueError, match="contradicts"):
+        umf.open(umf.handle(umf.zeros(3)), mode="private", readonly=True)
+
+
 def test_send_handle_opens_in_another_process_after_del() -> None:
     made = umf.array([1, 2, 3], "i4")
     message = umf.send_handle(made)

@@ -55,7 +55,7 @@ def test_help_lists_all_commands() -> None:
 )
 def test_wrong_arguments_exit_with_2(arguments: list[str | bytes]) -> None:
     done = run(*arguments)
-    assert (done.returncode, done.stdout) == (2, "") and "Usage: umf" in done.stderr
+    assert (done.returncode, done.stdout) == (2, "") and "--help" in done.stderr
 
 
 def test_failure_exits_with_1_and_wrong_settings_with_2() -> None:

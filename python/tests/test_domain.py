@@ -1,5 +1,6 @@
 """Domains: memory that outlives the process that made it."""
 
+import math
 import os
 import subprocess
 import sys
@@ -124,5 +125,6 @@ def test_wrong_arguments(name: str) -> None:
         domain.register(12345)
     with pytest.raises((OverflowError, ValueError)):
         domain.create(-1)
-    with pytest.raises(ValueError, match="timeout"):
-        Domain(name + "x", timeout=-1.0)
+    for timeout in (-1.0, math.nan, math.inf, 1e300):
+        with pytest.raises(ValueError, match="timeout"):
+            Domain(name + "x", timeout=timeout)

@@ -98,4 +98,4 @@ def test_why_of_other_bytes_is_a_handle_error() -> None:
     with pytest.raises(umf.HandleError):
         umf.why(b"x" * 256)
     with pytest.raises(TypeError):
-        umf.why(7)  # type: ignore[call-overload]
+        umf.why(7)  # type: ignore[arg-type]

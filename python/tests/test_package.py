@@ -46,7 +46,7 @@ def test_package_is_typed(tmp_path: Path) -> None:
     # Beside the sources, not the installed package: mypy reports errors of no other.
     done = run(
         *(sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path)),
-        *("umf", "examples", "tests"),
+        *("umf", "examples"),
         where=HERE,
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -55,8 +55,8 @@ def test_package_is_typed(tmp_path: Path) -> None:
 def test_stub_and_extension_have_the_same_names_and_signatures(tmp_path: Path) -> None:
     need("mypy")
     allowed = tmp_path / "allowed"
-    # A slot of the C interface; Python names it from 3.12 on.
-    allowed.write_text(r"umf\._umf\.\w+\.__(release_)?buffer__" + "\n")
+    # A slot of the C interface, which Python names from 3.12 on; and a list that PyO3 adds.
+    allowed.write_text("umf\\._umf\\.\\w+\\.__(release_)?buffer__\numf\\._umf\\.__all__\n")
     done = run(
         *(sys.executable, "-m", "mypy.stubtest", "umf._umf", "--ignore-disjoint-bases"),
         *("--allowlist", str(allowed), "--ignore-unused-allowlist"),
@@ -103,7 +103,7 @@ def test_extension_exports_no_symbol_but_its_entry() -> None:
 
 
 def test_wheel_has_the_module_and_nothing_of_c(tmp_path: Path) -> None:
-    wheel = distribution("UMF_WHEEL")
+    wheel = distribution("TESTS_WHEEL")
     assert re.fullmatch(r"umf_rs-[0-9.]+-cp311-abi3-\w+\.whl", wheel.name)
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
@@ -126,7 +126,7 @@ def test_wheel_has_the_module_and_nothing_of_c(tmp_path: Path) -> None:
 
 
 def test_source_distribution_has_what_its_build_needs() -> None:
-    archive = distribution("UMF_SDIST")
+    archive = distribution("TESTS_SDIST")
     with tarfile.open(archive) as files:
         names = {name.partition("/")[2] for name in files.getnames()}
     needed = {"pyproject.toml", "python/Cargo.toml", "python/Cargo.lock", "LICENSE-MIT"}

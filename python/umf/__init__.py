@@ -17,7 +17,7 @@ Without numpy, a block of a pool is the unit:
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
 try:
     from umf import _umf
@@ -154,25 +154,38 @@ def _decode(handle: Any) -> Any:
     )
 
 
-@overload
-def open(handle: Handle, *, readonly: bool = False) -> Mapping: ...
-@overload
-def open(handle: ArrayHandle, *, readonly: bool = False) -> numpy.ndarray[Any, Any]: ...
-@overload
-def open(handle: bytes | bytearray | memoryview | str, *, readonly: bool = False) -> Any: ...
+Mode: TypeAlias = Literal["shared", "readonly", "private"]
+"""How memory is opened: see `open`."""
 
 
-def open(handle: Any, *, readonly: bool = False) -> Any:
-    """Opens a handle, its bytes, or its text. The memory is not copied.
+@overload
+def open(handle: Handle, *, readonly: bool = False, mode: Mode | None = None) -> Mapping: ...
+@overload
+def open(
+    handle: ArrayHandle, *, readonly: bool = False, mode: Mode | None = None
+) -> numpy.ndarray[Any, Any]: ...
+@overload
+def open(
+    handle: bytes | bytearray | memoryview | str,
+    *,
+    readonly: bool = False,
+    mode: Mode | None = None,
+) -> Any: ...
 
-    Returns an array for the handle of an array, else a `Mapping`. With `readonly`, writing to it is
-    refused.
+
+def open(handle: Any, *, readonly: bool = False, mode: Mode | None = None) -> Any:
+    """Opens a handle, its bytes, or its text. Returns an array for the handle of an array, else a
+    `Mapping`.
+
+    The mode is `"shared"` (the same memory, for reading and writing; the default), `"readonly"`
+    (the same memory; writing is refused; also `readonly=True`), or `"private"`: a copy that belongs
+    to this process. An array that its sender could not write opens read-only, unless privately.
     """
     if not isinstance(handle, Handle):
         handle = _decode(handle)
         if not isinstance(handle, (Handle, bytes, str)):
-            return handle.open(readonly=readonly)
-    return _umf.open(handle, readonly=readonly)
+            return handle.open(readonly=readonly, mode=mode)
+    return _umf.open(handle, readonly=readonly, mode=mode)
 
 
 def why(handle: Handle | ArrayHandle | bytes | bytearray | memoryview | str) -> Explanation:

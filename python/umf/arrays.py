@@ -121,10 +121,12 @@ class ArrayHandle:
     readonly: bool
     """Whether the array is opened read-only."""
 
-    def open(self, *, readonly: bool = False) -> Array:
-        """Opens the array. Its memory stays open as long as an array uses it."""
+    def open(self, *, readonly: bool = False, mode: str | None = None) -> Array:
+        """Opens the array, as `umf.open` does. Its memory stays open while an array uses it."""
         kind = self._check()
-        mapping: Any = _umf.open(self.handle, readonly=self.readonly or readonly)
+        if self.readonly and mode != "private":
+            readonly, mode = True, None
+        mapping: Any = _umf.open(self.handle, readonly=readonly, mode=mode)
         try:
             return numpy.ndarray(self.shape, kind, mapping, self.offset, self.strides)
         except (TypeError, ValueError, OverflowError) as error:

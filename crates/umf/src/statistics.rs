@@ -38,6 +38,19 @@ pub struct ProcessStatistics {
 
 /// Returns the counters of this process. `umf ps` shows those of all processes. Releases the memory
 /// of messages that were read, as [`crate::handles_in_transit`] does.
+///
+/// ```
+/// # #[cfg(all(feature = "host", feature = "slab"))]
+/// # fn main() -> umf::Result<()> {
+/// let pool = umf::Pool::shared()?;
+/// let block = pool.allocate(4096)?;
+/// assert_eq!(umf::statistics().pools[0].counters.live_blocks, 1);
+/// # drop(block);
+/// # Ok(())
+/// # }
+/// # #[cfg(not(all(feature = "host", feature = "slab")))]
+/// # fn main() {}
+/// ```
 #[must_use]
 pub fn statistics() -> ProcessStatistics {
     let mut found = ProcessStatistics::default();
