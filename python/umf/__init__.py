@@ -28,11 +28,12 @@ except ImportError as error:
         "cannot import umf in a sub-interpreter: its pools and handles belong to the whole "
         "process; import it in the main interpreter, or start a process"
     ) from error
+from umf._install import install
 from umf._umf import (
     Block,
     ClosedError,
-    DomainError,
     DeviceError,
+    DomainError,
     Error,
     Explanation,
     ForkError,
@@ -52,8 +53,8 @@ from umf._umf import (
     StaleError,
     TicketClaimedError,
     TicketExpiredError,
-    TransitFullError,
     TimeoutError,
+    TransitFullError,
     TruncatedError,
     __version__,
     cancel,
@@ -103,6 +104,7 @@ __all__ = [
     "empty",
     "handle",
     "in_transit",
+    "install",
     "open",
     "send_handle",
     "stats",

@@ -2,19 +2,20 @@
 
 Importing this module registers reducers with `multiprocessing`'s own pickler. Each message that it
 pickles has a ticket: the memory is kept until the receiver has opened it, even if the sender has
-freed it. Memory that a forked child has inherited from its parent is copied. Plain `pickle`, `copy`
-and `torch.save` copy the bytes, as before.
+freed it or has exited. Memory that a forked child has inherited from its parent is copied. Plain
+`pickle`, `copy` and `torch.save` copy the bytes, as before.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import numpy
 
-from umf import _umf, arrays
+from umf import _umf, arrays, transit
 
 __all__ = ["install", "send_timeout"]
 
@@ -24,11 +25,13 @@ bytes are sent instead of a handle."""
 
 
 def _open_mapping(handle: bytes, readonly: bool) -> _umf.Mapping:
-    return _umf.open(handle, readonly=readonly)
+    return transit.open_sent(handle, lambda known: _umf.open(known, readonly=readonly))
 
 
 def _open_array(handle: arrays.ArrayHandle) -> numpy.ndarray[Any, Any]:
-    return handle.open()
+    return transit.open_sent(
+        handle.handle, lambda known: dataclasses.replace(handle, handle=known).open()
+    )
 
 
 def _restore_block(content: bytes) -> _umf.Block:
@@ -43,24 +46,41 @@ def _note_copy(error: _umf.Error) -> None:
         warnings.warn(f"umf sends the bytes instead of a handle: {error}", RuntimeWarning, 3)
 
 
+def _is_orphan(owner: _umf.Block | _umf.Mapping) -> bool:
+    """Whether the producer has ended, so that no other process can open its memory any more."""
+    is_open = isinstance(owner, _umf.Mapping) and owner.mode != "private"
+    return is_open and not transit.producer_is_alive(bytes(owner.handle))
+
+
 def _reduce_array(given: numpy.ndarray[Any, Any]) -> Any:
-    if arrays._owner(given) is not None:
-        try:
-            return _open_array, (arrays.send_handle(given, timeout=send_timeout),)
-        except _umf.Error as error:
-            _note_copy(error)
-    return given.__reduce_ex__(2)
+    found = arrays._owner(given)
+    if found is None:
+        return given.__reduce_ex__(2)
+    try:
+        if _is_orphan(found[0]):
+            copied = arrays.array(given)
+            copied.flags.writeable = given.flags.writeable
+            given = copied
+        message = arrays.send_handle(given, timeout=send_timeout)
+    except _umf.Error as error:
+        _note_copy(error)
+        return given.__reduce_ex__(2)
+    transit.sent(message.handle)
+    return _open_array, (message,)
 
 
 def _reduce_memory(owner: _umf.Block | _umf.Mapping) -> Any:
     readonly = isinstance(owner, _umf.Mapping) and owner.readonly
     try:
-        return _open_mapping, (bytes(owner.send_handle(timeout=send_timeout)), readonly)
+        sender = _restore_block(bytes(owner)) if _is_orphan(owner) else owner
+        message = bytes(sender.send_handle(timeout=send_timeout))
     except _umf.ClosedError:
         raise
     except _umf.Error as error:
         _note_copy(error)
         return _restore_block, (bytes(owner),)
+    transit.sent(message)
+    return _open_mapping, (message, readonly)
 
 
 def install() -> None:

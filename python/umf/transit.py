@@ -1,0 +1,186 @@
+"""Messages in transit when a process exits: they go to the keeper of the session.
+
+A process notes the handles that it sends by ticket. When it exits, the keeper takes those that no
+reader has opened, with copies of their bytes. A reader that cannot open a handle asks the keeper.
+The process that exits waits for the keeper, never for a reader.
+
+`os._exit`, SIGKILL and fatal signals lose the messages in transit.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import struct
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from multiprocessing import util
+from typing import TypeVar
+
+from umf import _keeper, _umf, keeper, session
+
+__all__ = ["hand_over", "open_sent", "producer_is_alive", "sent"]
+
+T = TypeVar("T")
+
+WINDOW = 1 << 14
+"""Handles that are kept at least. Of more, as many as are in transit."""
+_BATCH = _keeper.PACKET // 2 // _keeper.MESSAGE
+
+_sent: deque[bytes] = deque()
+_exiting = False
+_finalizer: util.Finalize | None = None
+_lock = threading.Lock()
+
+
+def sent(handle: bytes, readers: int = 1) -> None:
+    """Notes a handle with a ticket that this process sends."""
+    message = handle + struct.pack("<H", readers)
+    if _exiting:
+        # A thread that sends while the process exits.
+        _hand_over([message])
+        return
+    _sent.append(message)
+    if len(_sent) >= 2 * WINDOW and len(_sent) % WINDOW == 0:
+        _forget_old()
+
+
+def _forget_old() -> None:
+    """Drops the oldest handles, as many as cannot be in transit if readers read in order."""
+    try:
+        count = _umf.in_transit()
+    except _umf.Error:
+        return
+    with _lock:
+        while len(_sent) > max(WINDOW, 2 * count):
+            _sent.popleft()
+
+
+def hand_over() -> None:
+    """Hands the messages in transit over to the keeper. Called at exit."""
+    global _exiting
+    _exiting = True
+    messages = []
+    while _sent:
+        messages.append(_sent.popleft())
+    _hand_over(messages)
+
+
+def _hand_over(messages: list[bytes]) -> None:
+    try:
+        # Without another member, no process can ask for them.
+        if not messages or _umf.in_transit() == 0 or session.is_alone():
+            return
+        lost = 0
+        with keeper.connect() as client:
+            assert client is not None
+            for start in range(0, len(messages), _BATCH):
+                lost += _hand_over_to(client, messages[start : start + _BATCH])
+        reason = "there is no memory for copies of them"
+    except (OSError, _umf.Error) as error:
+        lost, reason = len(messages), str(error)
+    if lost:
+        print(
+            f"umf: up to {lost} messages in transit are lost at exit: {reason}; "
+            "let their readers read first",
+            file=sys.stderr,
+        )
+
+
+def _hand_over_to(client: keeper.Client, batch: list[bytes]) -> int:
+    """Hands over a part of the messages. Returns how many are lost."""
+    opened, _ = client.request(b"H", b"".join(batch))
+    lost = opened.count(b"O")
+    wanted = bytearray()
+    for message, state in zip(batch, opened, strict=True):
+        if state == ord("L"):
+            # The keeper has the block open. From now on no reader claims the ticket.
+            wanted.append(_umf.cancel(message[: _keeper.HANDLE]))
+    if wanted:
+        copied, _ = client.request(b"Y", bytes(wanted))
+        lost += copied.count(b"O")
+    return lost
+
+
+def open_sent(handle: bytes, open_with: Callable[[bytes], T]) -> T:
+    """Opens a handle of a message. Asks the keeper if the sender has exited."""
+    try:
+        opened = open_with(handle)
+        if handle[176:182].strip(b"\0") and not producer_is_alive(handle):
+            # The memory was open here already. The keeper may have a copy for this reader.
+            _needs_no_copy(handle)
+        return opened
+    except _umf.StaleError:
+        if not _umf.Handle(handle).has_ticket:
+            raise
+        with keeper.connect(start=False) as client:
+            if client is None:
+                raise
+            try:
+                new, _ = client.request(b"G", handle)
+            except OSError:
+                new = b""
+            if not new:
+                raise
+            # While the connection is open, the keeper waits for this process to open it.
+            return open_with(new)
+
+
+def _needs_no_copy(handle: bytes) -> None:
+    try:
+        with keeper.connect(start=False) as client:
+            if client is not None:
+                client.request(b"D", handle)
+    except OSError:
+        # The copy stays until the end of the session.
+        pass
+
+
+def producer_is_alive(handle: bytes) -> bool:
+    """Whether the process that made a handle has not ended. `True` if that cannot be known."""
+    pid, namespace, inode = struct.unpack_from("<IIQ", handle, 48)
+    try:
+        if namespace and os.stat("/proc/self/ns/pid").st_ino != namespace:
+            return True
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    try:
+        if inode and os.fstat(fd).st_ino != inode:
+            return False
+        poll = select.poll()
+        poll.register(fd, select.POLLIN)
+        return not poll.poll(0)
+    finally:
+        os.close(fd)
+
+
+def _arm(_anchor: object = None) -> None:
+    """Registers `hand_over`. It runs after the feeder threads of queues have ended (-5)."""
+    global _exiting, _finalizer
+    _exiting = False
+    if _finalizer is not None:
+        _finalizer.cancel()
+    _finalizer = util.Finalize(None, hand_over, exitpriority=-50)
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.Lock()
+    # The messages are the parent's.
+    _sent.clear()
+    _arm()
+
+
+class _Anchor:
+    """What `multiprocessing` calls back. It clears its exit functions at the start of a child."""
+
+
+_anchor = _Anchor()
+os.register_at_fork(after_in_child=_after_fork)
+util.register_after_fork(_anchor, _arm)
+_arm()
