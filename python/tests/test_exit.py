@@ -67,6 +67,11 @@ def shmem() -> int:
     return total
 
 
+def is_released(before: int) -> bool:
+    """Whether the keeper has no more memory than before, but for a piece of an array's size."""
+    return shmem() < before + (1 << 20)
+
+
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("target", [put_arrays, put_live_arrays])
 def test_join_before_get(method: str, target) -> None:
@@ -128,6 +133,50 @@ def test_result_of_an_ended_worker_is_passed_on() -> None:
         assert pool.submit(numpy.sum, got).result(60) == 0
         got.flags.writeable = False
         assert pool.submit(is_writeable, got).result(60) is False
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_results_of_workers_that_end_are_passed_on(method: str) -> None:
+    """They end while their results are read, and passed on to other workers."""
+    context = multiprocessing.get_context(method)
+    with context.Pool(2, maxtasksperchild=1) as pool:
+        results = pool.map(filled, range(8), chunksize=1)
+        assert [int(result[-1]) for result in results] == list(range(8))
+        assert pool.map(numpy.sum, results, chunksize=1) == [1000 * n for n in range(8)]
+
+
+def filled(number: int) -> numpy.ndarray:
+    return umf.arrays.array(numpy.full(1000, number))
+
+
+def consume(queue, totals) -> None:
+    count = total = 0
+    while (got := queue.get()) is not None:
+        assert (got == got[0]).all()
+        count, total = count + 1, total + int(got[0])
+        del got
+    totals.put((count, total))
+
+
+def test_producers_exit_while_their_messages_are_read() -> None:
+    context = multiprocessing.get_context("fork")
+    for number in range(8):
+        queue, totals = context.Queue(), context.Queue()
+        consumers = [context.Process(target=consume, args=(queue, totals)) for _ in range(2)]
+        target = put_live_arrays if number % 2 else put_arrays
+        producers = [context.Process(target=target, args=(queue, 40)) for _ in range(4)]
+        for process in (*consumers, *producers):
+            process.start()
+        for process in producers:
+            process.join(60)
+            assert process.exitcode == 0
+        for _ in consumers:
+            queue.put(None)
+        got = [totals.get(timeout=60) for _ in consumers]
+        assert [sum(column) for column in zip(*got, strict=True)] == [160, 4 * 40 * 39 // 2]
+        for process in consumers:
+            process.join(60)
+            assert process.exitcode == 0
 
 
 def is_writeable(given: numpy.ndarray) -> bool:
@@ -324,6 +373,7 @@ def put_and_be_killed(queue) -> None:
 
 
 def test_reader_that_is_killed_before_it_opens_releases_the_copy() -> None:
+    before = shmem()
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
     sender = context.Process(target=send_large, args=(theirs, 64 << 20))
@@ -331,7 +381,7 @@ def test_reader_that_is_killed_before_it_opens_releases_the_copy() -> None:
     handle = ours.recv()
     sender.join(60)
     assert sender.exitcode == 0
-    assert shmem() >= 64 << 20
+    assert shmem() >= before + (64 << 20)
     child = os.fork()
     if child == 0:
         with keeper.connect() as client:
@@ -339,10 +389,11 @@ def test_reader_that_is_killed_before_it_opens_releases_the_copy() -> None:
             client.request(b"G", handle)
             os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(child, 0)
-    wait_until(lambda: shmem() < 1 << 20, "the release of a copy whose reader was killed")
+    wait_until(lambda: is_released(before), "the release of a copy whose reader was killed")
 
 
 def test_keeper_releases_what_was_read() -> None:
+    before = shmem()
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
     for _ in range(3):
@@ -350,16 +401,17 @@ def test_keeper_releases_what_was_read() -> None:
         sender.start()
         handle = ours.recv()
         sender.join(60)
-        assert shmem() >= 64 << 20
+        assert shmem() >= before + (64 << 20)
         mapping = transit.open_sent(handle, umf.open)
         assert bytes(memoryview(mapping)[-2:]) == b"\1\1"
         mapping.close()
         # Neither the copy, nor the memory of the sender.
-        wait_until(lambda: shmem() < 1 << 20, "the release of a copy that was read")
+        wait_until(lambda: is_released(before), "the release of a copy that was read")
 
 
 def test_copy_that_a_reader_does_not_need_is_released() -> None:
     """It has the memory of the sender open, and opens the next message without the keeper."""
+    before = shmem()
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
     sender = context.Process(target=send_two_of_one_block, args=(theirs,))
@@ -369,8 +421,38 @@ def test_copy_that_a_reader_does_not_need_is_released() -> None:
     ours.send("opened")
     sender.join(60)
     transit.open_sent(second, umf.open).close()
-    wait_until(lambda: shmem() < 1 << 20, "the release of a copy that is not needed")
+    wait_until(lambda: is_released(before), "the release of a copy that is not needed")
     mapping.close()
+
+
+def test_copy_of_a_message_that_was_read_while_its_sender_exited_is_released() -> None:
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    before = shmem()
+    sender = context.Process(target=send_and_hand_over_early, args=(theirs,))
+    sender.start()
+    handle = ours.recv()
+    assert shmem() >= before + (64 << 20)
+    # It lives, and so does its block.
+    transit.open_sent(handle, umf.open).close()
+    ours.send("opened")
+    sender.join(60)
+    assert shmem() >= before + (64 << 20)
+    pool = umf.Pool.shared()
+    for _ in range(transit._RECENT):
+        transit.open_sent(bytes(pool.allocate(64).send_handle()), umf.open).close()
+    wait_until(lambda: is_released(before), "the release of a copy that is not needed")
+
+
+def send_and_hand_over_early(pipe) -> None:
+    block = umf.Pool.shared().allocate(64 << 20)
+    numpy.frombuffer(block, dtype=numpy.uint8)[:] = 1
+    kept_alive.append(block)
+    handle = bytes(block.send_handle())
+    transit.sent(handle)
+    transit.hand_over()
+    pipe.send(handle)
+    pipe.recv()
 
 
 def send_two_of_one_block(pipe) -> None:

@@ -267,6 +267,28 @@ print(shared_memory.SharedMemory(made[1]).size)
     assert run(source).split() == ["24", "True", "100"]
 
 
+def test_keeper_without_descriptors_says_so() -> None:
+    source = """
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
+from umf import segments
+import os
+made = []
+try:
+    while True:
+        name = "many-%d-%d" % (os.getpid(), len(made))
+        os.close(segments.create(name))
+        made.append(name)
+except OSError as error:
+    print(error.errno, "ulimit -Hn" in str(error), len(made))
+for name in made:
+    segments.unlink(name)
+os.close(segments.create("again-%d" % os.getpid()))
+print("again")
+"""
+    assert run(source).split() == ["24", "True", "32", "again"]
+
+
 def test_size_of_a_segment_cannot_shrink() -> None:
     fd = segments.create(f"shrink-{os.getpid()}")
     segments.resize(fd, 8192)

@@ -21,7 +21,7 @@ descriptors beside it, or the byte 1, an errno in two bytes and a text.
 | `K` | | gives the segment away: its descriptor, and the listener of its name |
 | `H` | handles | opens messages of a sender that exits: a byte for each, see `Messages` |
 | `Y` | a byte for each live one | copies those whose byte is 1 |
-| `D` | handle | forgets a message: its reader needs no copy |
+| `D` | handles | forgets messages that readers have opened without it |
 | `G` | handle | a new handle for a message that was handed over |
 """
 
@@ -51,6 +51,8 @@ MESSAGE = HANDLE + 2
 """Bytes of a handle and of the number of its readers."""
 CONNECTIONS = 512
 """Connections at a time. The one that was silent for longest is closed for another."""
+OTHER_DESCRIPTORS = 32
+"""Descriptors for anything but segments and connections."""
 NAME_MAX = 255
 TRIM_INTERVAL = 0.2
 """Seconds without a request after which memory that is not used any more is released."""
@@ -157,6 +159,10 @@ class Server:
         self.running = True
         self.trims = 0
         self.is_session = False
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self.max_connections = min(CONNECTIONS, limit // 4)
+        # Of two descriptors each. The rest is for requests, with which segments can be unlinked.
+        self.max_segments = max((limit - self.max_connections - OTHER_DESCRIPTORS) // 2, 1)
         # Given up for a moment to accept and close a connection if there is no other descriptor.
         self.spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
@@ -216,7 +222,7 @@ class Server:
         connection = Connection(stream, segment)
         self.connections[connection] = None
         self.watch(stream, lambda: self.receive(connection))
-        if len(self.connections) > CONNECTIONS:
+        if len(self.connections) > self.max_connections:
             self.drop(next(iter(self.connections)))
 
     def drop(self, connection: Connection) -> None:
@@ -302,6 +308,12 @@ class Server:
         raise OSError(errno.EINVAL, f"the keeper knows no request {request!r}")
 
     def create(self, name: bytes) -> None:
+        if len(self.segments) >= self.max_segments:
+            raise OSError(
+                errno.EMFILE,
+                f"the session has {len(self.segments)} segments, as many as its keeper has "
+                "descriptors for; unlink some, or raise the hard limit of descriptors (ulimit -Hn)",
+            )
         segment = Segment.create(name)
         self.add(segment)
         raise Reply(fds=(segment.fd,))
@@ -350,14 +362,21 @@ class Messages:
             raise OSError(errno.EINVAL, f"{len(argument)} bytes are no handles of messages")
         umf = self.extension()
         result = bytearray()
+        # Producers that do not answer, which takes a while each time.
+        silent = set()
         for start in range(0, len(argument), MESSAGE):
             handle = argument[start : start + HANDLE]
             (readers,) = struct.unpack_from("<H", argument, start + HANDLE)
+            producer = handle[48:56]
+            if producer in silent:
+                result += b"G"
+                continue
             try:
                 mapping = umf.open(plain(handle), readonly=True)
             except umf.StaleError:
                 result += self.claim(umf, connection, handle, readers)
             except umf.Error:
+                silent.add(producer)
                 result += b"G"
             else:
                 connection.live.append((handle, readers, mapping))
@@ -429,11 +448,13 @@ class Messages:
         if kept.readers <= 0:
             del self.kept[handle]
 
-    def opened(self, handle: bytes) -> bytes:
-        """A reader had the memory of the sender open already, and needs no copy."""
-        kept = self.kept.get(handle)
-        if kept is not None:
-            self.count(handle, kept)
+    def opened(self, argument: bytes) -> bytes:
+        """A reader has opened messages in the memory of their sender, and needs no copies."""
+        for start in range(0, len(argument), HANDLE):
+            handle = argument[start : start + HANDLE]
+            kept = self.kept.get(handle)
+            if kept is not None:
+                self.count(handle, kept)
         return b""
 
     def forget(self, connection: Connection) -> None:

@@ -23,7 +23,7 @@ __all__ = ["load", "patch", "patch_tracker"]
 _NAMES = 1 << 16
 _known: OrderedDict[str, None] = OrderedDict()
 """Names of segments of umf that this process has used, the latest of them."""
-_lock = threading.Lock()
+_lock = threading.RLock()
 
 
 def _remember(name: str) -> None:
@@ -32,6 +32,14 @@ def _remember(name: str) -> None:
         _known.move_to_end(name)
         if len(_known) > _NAMES:
             _known.popitem(last=False)
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _is_ours(name: str) -> bool:

@@ -46,10 +46,10 @@ def _note_copy(error: _umf.Error) -> None:
         warnings.warn(f"umf sends the bytes instead of a handle: {error}", RuntimeWarning, 3)
 
 
-def _is_orphan(owner: _umf.Block | _umf.Mapping) -> bool:
-    """Whether the producer has ended, so that no other process can open its memory any more."""
+def _needs_copy(owner: _umf.Block | _umf.Mapping) -> bool:
+    """Whether memory was received from a process that may exit before the next reader opens it."""
     is_open = isinstance(owner, _umf.Mapping) and owner.mode != "private"
-    return is_open and not transit.producer_is_alive(bytes(owner.handle))
+    return is_open and not transit.can_pass_on(bytes(owner.handle))
 
 
 def _reduce_array(given: numpy.ndarray[Any, Any]) -> Any:
@@ -57,7 +57,7 @@ def _reduce_array(given: numpy.ndarray[Any, Any]) -> Any:
     if found is None:
         return given.__reduce_ex__(2)
     try:
-        if _is_orphan(found[0]):
+        if _needs_copy(found[0]):
             copied = arrays.array(given)
             copied.flags.writeable = given.flags.writeable
             given = copied
@@ -72,7 +72,7 @@ def _reduce_array(given: numpy.ndarray[Any, Any]) -> Any:
 def _reduce_memory(owner: _umf.Block | _umf.Mapping) -> Any:
     readonly = isinstance(owner, _umf.Mapping) and owner.readonly
     try:
-        sender = _restore_block(bytes(owner)) if _is_orphan(owner) else owner
+        sender = _restore_block(bytes(owner)) if _needs_copy(owner) else owner
         message = bytes(sender.send_handle(timeout=send_timeout))
     except _umf.ClosedError:
         raise

@@ -62,7 +62,7 @@ class Session(NamedTuple):
 
 
 _current: Session | None = None
-_lock = threading.Lock()
+_lock = threading.RLock()
 
 
 def _open_of(pid: int, fd: int, inode: int) -> int | None:
@@ -173,7 +173,7 @@ def leave() -> None:
 
 def _after_fork() -> None:
     global _lock
-    _lock = threading.Lock()
+    _lock = threading.RLock()
     known = _current
     if known is not None and os.environ.get(VARIABLE) is not None:
         # Processes that the child starts find the child.

@@ -9,19 +9,20 @@ The process that exits waits for the keeper, never for a reader.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import select
 import struct
 import sys
 import threading
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from multiprocessing import util
 from typing import TypeVar
 
 from umf import _keeper, _umf, keeper, session
 
-__all__ = ["hand_over", "open_sent", "producer_is_alive", "sent"]
+__all__ = ["can_pass_on", "hand_over", "open_sent", "producer_is_alive", "sent"]
 
 T = TypeVar("T")
 
@@ -29,10 +30,14 @@ WINDOW = 1 << 14
 """Handles that are kept at least. Of more, as many as are in transit."""
 _BATCH = _keeper.PACKET // 2 // _keeper.MESSAGE
 
+_RECENT = 64
+
 _sent: deque[bytes] = deque()
+_read: deque[bytes] = deque()
+"""The messages that this process has read last, of processes that lived then."""
 _exiting = False
 _finalizer: util.Finalize | None = None
-_lock = threading.Lock()
+_lock = threading.RLock()
 
 
 def sent(handle: bytes, readers: int = 1) -> None:
@@ -66,6 +71,10 @@ def hand_over() -> None:
     while _sent:
         messages.append(_sent.popleft())
     _hand_over(messages)
+    with _lock:
+        read = [handle for handle in _read if not producer_is_alive(handle)]
+        _read.clear()
+    _tell_read(read)
 
 
 def _hand_over(messages: list[bytes]) -> None:
@@ -108,9 +117,8 @@ def open_sent(handle: bytes, open_with: Callable[[bytes], T]) -> T:
     """Opens a handle of a message. Asks the keeper if the sender has exited."""
     try:
         opened = open_with(handle)
-        if handle[176:182].strip(b"\0") and not producer_is_alive(handle):
-            # The memory was open here already. The keeper may have a copy for this reader.
-            _needs_no_copy(handle)
+        if handle[176:182].strip(b"\0"):
+            _note_read(handle)
         return opened
     except _umf.StaleError:
         if not _umf.Handle(handle).has_ticket:
@@ -124,39 +132,104 @@ def open_sent(handle: bytes, open_with: Callable[[bytes], T]) -> T:
                 new = b""
             if not new:
                 raise
+            _stable.add(client.pid())
             # While the connection is open, the keeper waits for this process to open it.
             return open_with(new)
 
 
-def _needs_no_copy(handle: bytes) -> None:
+_stable: set[int] = set()
+"""Keepers that this process has memory of."""
+
+
+def can_pass_on(handle: bytes) -> bool:
+    """Whether the producer of received memory lives on, so that others can open a handle of it.
+
+    That is taken for granted of the first process of the session, of the parent, and of the keeper.
+    Any other process may exit while the message is in transit, and does not know of it.
+    """
+    (pid,) = struct.unpack_from("<I", handle, 48)
+    parent = multiprocessing.parent_process()
+    try:
+        root = session.current().root[0]
+    except session.SessionError:
+        root = 0
+    known = {root, parent.pid if parent is not None else None, *_stable}
+    return pid in known and producer_is_alive(handle)
+
+
+def _note_read(handle: bytes) -> None:
+    """Tells the keeper of messages that were opened in the memory of a sender that has ended since.
+
+    While it exits, its live blocks can be opened although the keeper has copies for their readers.
+    So a message is looked at again when some later ones were read.
+    """
+    with _lock:
+        _read.append(handle)
+        ended = [] if producer_is_alive(handle) else _take_read(handle)
+        if len(_read) > _RECENT and not producer_is_alive(_read[0]):
+            ended += _take_read(_read[0])
+        if len(_read) > _RECENT:
+            _read.popleft()
+    _tell_read(ended)
+
+
+def _take_read(handle: bytes) -> list[bytes]:
+    """Removes and returns the messages of the producer of one."""
+    found = [read for read in _read if read[48:64] == handle[48:64]]
+    for read in found:
+        _read.remove(read)
+    return found
+
+
+def _tell_read(handles: list[bytes]) -> None:
+    if not handles:
+        return
     try:
         with keeper.connect(start=False) as client:
             if client is not None:
-                client.request(b"D", handle)
+                client.request(b"D", b"".join(handles))
     except OSError:
-        # The copy stays until the end of the session.
+        # The copies stay until the end of the session.
         pass
+
+
+_PRODUCERS = 16
+_producers: OrderedDict[bytes, int] = OrderedDict()
+"""Process descriptors of the producers that were asked for last."""
 
 
 def producer_is_alive(handle: bytes) -> bool:
     """Whether the process that made a handle has not ended. `True` if that cannot be known."""
-    pid, namespace, inode = struct.unpack_from("<IIQ", handle, 48)
-    try:
-        if namespace and os.stat("/proc/self/ns/pid").st_ino != namespace:
-            return True
-        fd = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    try:
-        if inode and os.fstat(fd).st_ino != inode:
+    producer = handle[48:64]
+    pid, namespace, inode = struct.unpack("<IIQ", producer)
+    with _lock:
+        fd = _producers.get(producer, -1)
+        try:
+            if fd < 0 or os.fstat(fd).st_ino != inode:
+                _producers.pop(producer, None)
+                if namespace and os.stat("/proc/self/ns/pid").st_ino != namespace:
+                    return True
+                fd = os.pidfd_open(pid)
+                if not inode or os.fstat(fd).st_ino != inode:
+                    # Without an inode, on kernels before 6.9, a reused id looks like the producer.
+                    alive = not inode and not _has_ended(fd)
+                    os.close(fd)
+                    return alive
+                _producers[producer] = fd
+                if len(_producers) > _PRODUCERS:
+                    os.close(_producers.popitem(last=False)[1])
+            return not _has_ended(fd)
+        except ProcessLookupError:
             return False
-        poll = select.poll()
-        poll.register(fd, select.POLLIN)
-        return not poll.poll(0)
-    finally:
-        os.close(fd)
+        except OSError:
+            _producers.pop(producer, None)
+            return True
+
+
+def _has_ended(pidfd: int) -> bool:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _arm(_anchor: object = None) -> None:
@@ -170,9 +243,10 @@ def _arm(_anchor: object = None) -> None:
 
 def _after_fork() -> None:
     global _lock
-    _lock = threading.Lock()
+    _lock = threading.RLock()
     # The messages are the parent's.
     _sent.clear()
+    _read.clear()
     _arm()
 
 
