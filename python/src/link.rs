@@ -58,7 +58,9 @@ fn interrupt() -> bool {
         return false;
     }
     // A handler may make other calls.
-    let Some(Err(raised)) = Python::try_attach(Python::check_signals) else { return false };
+    #[expect(clippy::redundant_closure_for_method_calls, reason = "the method is not general enough")]
+    let checked = Python::try_attach(|python| python.check_signals());
+    let Some(Err(raised)) = checked else { return false };
     CALL.with_borrow_mut(|call| call.as_mut().map(|call| call.raised = Some(raised)).is_some())
 }
 
