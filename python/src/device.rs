@@ -12,8 +12,10 @@ use umf::level_zero::{DeviceSelector, LevelZeroProvider, LevelZeroSettings};
 use umf::{Completion, MemoryKind, OwnedBlock, Progress};
 
 use crate::errors::{NotSupportedError, argument, from_umf};
-use crate::handle::Mapping;
+use crate::fork::KeepForChildren;
+use crate::handle::{Contents, Mapping};
 use crate::link::contiguous;
+use crate::memory::Keeper;
 use crate::pool::{Block, Pool};
 
 /// Returns the exception for a buffer request of device memory.
@@ -190,29 +192,73 @@ impl DeviceMemory for OwnedBlock {
     }
 }
 
-impl DeviceMemory for umf::Mapping<'static> {
+impl<T: DeviceMemory + KeepForChildren> DeviceMemory for Keeper<T> {
     fn base(&self) -> u64 {
-        self.address().value()
+        (**self).base()
     }
 
     fn size(&self) -> usize {
-        self.len()
+        (**self).size()
     }
 
     fn for_cpu(&self) -> bool {
-        self.is_host_accessible()
+        (**self).for_cpu()
     }
 
     fn for_reading_only(&self) -> bool {
-        self.is_read_only()
+        (**self).for_reading_only()
     }
 
     fn copy_out(&self, offset: usize, into: &mut [u8]) -> umf::Result<()> {
-        Ok(self.read(offset, into)?)
+        (**self).copy_out(offset, into)
     }
 
     fn copy_in(&self, offset: usize, from: &[u8]) -> umf::Result<()> {
-        Ok(self.write(offset, from)?)
+        (**self).copy_in(offset, from)
+    }
+}
+
+impl DeviceMemory for Contents {
+    fn base(&self) -> u64 {
+        match self {
+            Self::Open(mapping) => mapping.address().value(),
+            Self::Copy(copy) => copy.start().addr() as u64,
+        }
+    }
+
+    fn size(&self) -> usize {
+        match self {
+            Self::Open(mapping) => mapping.len(),
+            Self::Copy(copy) => copy.length,
+        }
+    }
+
+    fn for_cpu(&self) -> bool {
+        match self {
+            Self::Open(mapping) => mapping.is_host_accessible(),
+            Self::Copy(_) => true,
+        }
+    }
+
+    fn for_reading_only(&self) -> bool {
+        match self {
+            Self::Open(mapping) => mapping.is_read_only(),
+            Self::Copy(_) => false,
+        }
+    }
+
+    fn copy_out(&self, offset: usize, into: &mut [u8]) -> umf::Result<()> {
+        match self {
+            Self::Open(mapping) => Ok(mapping.read(offset, into)?),
+            Self::Copy(copy) => copy.read(offset, into),
+        }
+    }
+
+    fn copy_in(&self, offset: usize, from: &[u8]) -> umf::Result<()> {
+        match self {
+            Self::Open(mapping) => Ok(mapping.write(offset, from)?),
+            Self::Copy(copy) => copy.write(offset, from),
+        }
     }
 }
 
@@ -339,9 +385,10 @@ pub(crate) fn block_device(block: &OwnedBlock) -> PyResult<DlDevice> {
 }
 
 /// Returns the device of a mapping.
-pub(crate) fn mapping_device(mapping: &umf::Mapping<'static>, handle: &umf::Handle) -> PyResult<DlDevice> {
+pub(crate) fn mapping_device(contents: &Contents, handle: &umf::Handle) -> PyResult<DlDevice> {
+    let Contents::Open(mapping) = contents else { return Ok(CPU) };
     match handle.provider_kind().as_str() {
-        "cuda" => Ok((CUDA, cuda_ordinal(mapping.base()).map_err(from_umf)?)),
+        "cuda" => Ok((CUDA, cuda_ordinal(contents.base()).map_err(from_umf)?)),
         "level-zero" => Ok((ONE_API, level_zero_number(None).map_err(from_umf)?)),
         _ if mapping.is_host_accessible() => Ok(CPU),
         _ => Err(unknown_device()),
@@ -414,13 +461,13 @@ impl Block {
             // SAFETY: the caller passes a live stream, as documented.
             let event = unsafe { provider.record_event(stream as *mut c_void) };
             let event = event.map_err(|error| from_umf(error.into()))?;
-            let (kept, result) = match self.memory.take() {
-                Some(block) => match block.free_after(Arc::clone(&event) as Arc<dyn Completion>) {
+            let (kept, result): (Box<dyn Send>, _) = match self.memory.take() {
+                Ok(block) => match block.free_after(Arc::clone(&event) as Arc<dyn Completion>) {
                     Ok(()) => return Ok(()),
-                    Err((block, error)) => (Some(block), Err(from_umf(error))),
+                    Err((block, error)) => (Box::new(block), Err(from_umf(error))),
                 },
-                // A buffer uses the memory, and frees it when it ends.
-                None => (None, Ok(())),
+                // A buffer or a forked child uses the memory, and frees it when it ends.
+                Err(keeper) => (Box::new(keeper), Ok(())),
             };
             while event.progress() == Progress::Pending {
                 std::thread::sleep(std::time::Duration::from_millis(1));

@@ -14,9 +14,16 @@ use umf::link::Error as LinkFailure;
 create_exception!(umf, Error, PyException, "An error of umf.");
 create_exception!(umf, StaleError, Error, "The memory of the handle was freed.");
 create_exception!(umf, TicketClaimedError, StaleError, "The message was opened as often as its sender said.");
+create_exception!(
+    umf,
+    TicketExpiredError,
+    StaleError,
+    "The sender has cancelled the message or given it up."
+);
 create_exception!(umf, ProducerGoneError, StaleError, "The process that made the handle has ended.");
 create_exception!(umf, HandleError, Error, "The bytes are not a handle.");
 create_exception!(umf, LimitError, Error, "A limit is reached.");
+create_exception!(umf, TransitFullError, LimitError, "Too much memory is in transit.");
 create_exception!(umf, SettingsError, Error, "umf.toml or a variable is wrong.");
 create_exception!(umf, ForkError, Error, "The object belongs to the parent process.");
 create_exception!(umf, ClosedError, Error, "The object was closed or freed.");
@@ -60,6 +67,8 @@ pub(crate) fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("Error", python.get_type::<Error>())?;
     module.add("StaleError", python.get_type::<StaleError>())?;
     module.add("TicketClaimedError", python.get_type::<TicketClaimedError>())?;
+    module.add("TicketExpiredError", python.get_type::<TicketExpiredError>())?;
+    module.add("TransitFullError", python.get_type::<TransitFullError>())?;
     module.add("ProducerGoneError", python.get_type::<ProducerGoneError>())?;
     module.add("HandleError", python.get_type::<HandleError>())?;
     module.add("LimitError", python.get_type::<LimitError>())?;
@@ -99,6 +108,8 @@ fn from_ipc(error: &IpcError, text: String) -> PyErr {
     match error {
         IpcError::Decode(_) => HandleError::new_err(text),
         IpcError::Stale { .. } => StaleError::new_err(text),
+        IpcError::TicketExpired { .. } => TicketExpiredError::new_err(text),
+        IpcError::TransitFull { .. } => TransitFullError::new_err(text),
         IpcError::TicketClaimed { .. } => TicketClaimedError::new_err(text),
         IpcError::ProducerGone { .. } | IpcError::ProducerReplaced { .. } => ProducerGoneError::new_err(text),
         IpcError::NotPermitted { .. } => named("PermissionError", text),

@@ -16,9 +16,10 @@ use pyo3::types::PyBytes;
 use umf::OwnedBlock;
 use umf::link::{Destination, Error as LinkFailure, LinkAddress, LinkBuilder, Memory, Source, TagMatch};
 
+use crate::device::DeviceMemory;
 use crate::errors::{ClosedError, ForkError, LinkError, argument, from_umf};
-use crate::handle::Mapping;
-use crate::memory::{Memory as Buffers, Range, find};
+use crate::handle::{Contents, Mapping};
+use crate::memory::{Keeper, Memory as Buffers, Range, find};
 use crate::pool::Block;
 
 type Outcome<R> = Result<R, LinkFailure>;
@@ -58,9 +59,8 @@ fn interrupt() -> bool {
         return false;
     }
     // A handler may make other calls.
-    #[expect(clippy::redundant_closure_for_method_calls, reason = "the method is not general enough")]
-    let checked = Python::try_attach(|python| python.check_signals());
-    let Some(Err(raised)) = checked else { return false };
+    #[expect(clippy::redundant_closure_for_method_calls, reason = "the method has one lifetime only")]
+    let Some(Err(raised)) = Python::try_attach(|python| python.check_signals()) else { return false };
     CALL.with_borrow_mut(|call| call.as_mut().map(|call| call.raised = Some(raised)).is_some())
 }
 
@@ -191,7 +191,7 @@ pub(crate) struct Part {
     address: usize,
     length: usize,
     /// The block that has the memory, and the offset in it: peers map it.
-    block: Option<(Arc<OwnedBlock>, usize)>,
+    block: Option<(Arc<Keeper<OwnedBlock>>, usize)>,
 }
 
 /// Messages up to this length are copied anyway.
@@ -640,8 +640,8 @@ struct Owned {
 }
 
 enum Owner {
-    Block(Arc<OwnedBlock>),
-    Mapping(Arc<umf::Mapping<'static>>, Box<umf::Handle>),
+    Block(Arc<Keeper<OwnedBlock>>),
+    Mapping(Arc<Keeper<Contents>>, Box<umf::Handle>),
 }
 
 impl Owned {
@@ -670,7 +670,7 @@ impl Owned {
         match &self.owner {
             Owner::Block(block) => block.send_handle().map_err(from_umf),
             Owner::Mapping(mapping, handle) => {
-                let sent = mapping.send_handle(handle, NonZeroU16::MIN);
+                let sent = mapping.open()?.send_handle(handle, NonZeroU16::MIN);
                 sent.map_err(|error| from_umf(error.into()))
             }
         }
@@ -683,6 +683,10 @@ impl Owned {
                 Ok(memory.with_host_access(block.pool().provider().host_access()))
             }
             Owner::Mapping(mapping, _) => {
+                let mapping = mapping.open().map_err(|error| LinkFailure::EngineImpossible {
+                    engine: umf::link::Engine::Mapped,
+                    why: error.to_string(),
+                })?;
                 Memory::new(handle, mapping.view().map_err(|error| not_for_cpu(error.into()))?)
             }
         }
@@ -708,7 +712,7 @@ impl Owner {
     fn size(&self) -> usize {
         match self {
             Self::Block(block) => block.len(),
-            Self::Mapping(mapping, _) => mapping.len(),
+            Self::Mapping(mapping, _) => mapping.size(),
         }
     }
 }
@@ -840,11 +844,12 @@ impl View {
         unsafe { this.get().memory.fill_buffer(this.as_any(), view, flags, range) }
     }
 
+    /// Does nothing: see `Block`.
+    ///
     /// # Safety
-    /// Called once for each buffer.
-    unsafe fn __releasebuffer__(&self, _view: *mut ffi::Py_buffer) {
-        self.memory.release_buffer();
-    }
+    /// None.
+    #[expect(clippy::unused_self, reason = "a slot of the buffer protocol")]
+    unsafe fn __releasebuffer__(&self, _view: *mut ffi::Py_buffer) {}
 
     fn __repr__(&self) -> String {
         let state = if self.memory.is_closed() { ", closed" } else { "" };
