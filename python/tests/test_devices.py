@@ -7,6 +7,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import tempfile
 import time
 
 import numpy
@@ -33,6 +34,14 @@ def environment(driver: str, folder: pathlib.Path, **more: str) -> dict[str, str
         (folder / "umf.toml").write_text(f"[provider.level-zero]\npath = '{library}'\n")
         variables["UMF_TOML"] = str(folder / "umf.toml")
     return variables
+
+
+def without_driver(folder: pathlib.Path) -> dict[str, str]:
+    """Returns the environment of a process that finds no driver."""
+    (folder / "umf.toml").write_text(
+        "[provider.cuda]\npath = '/nonexistent'\n[provider.level-zero]\npath = '/nonexistent'\n"
+    )
+    return dict(os.environ, UMF_TOML=str(folder / "umf.toml"))
 
 
 def python(variables: dict[str, str], *arguments: str) -> str:
@@ -120,6 +129,9 @@ def shares(driver: str, memory: str) -> None:
     block.from_host(data)
     digest = str(sum(data))
     assert child("reads", str(block.handle())) == digest
+    with tempfile.TemporaryDirectory() as folder:
+        variables = without_driver(pathlib.Path(folder))
+        python(variables, "needs_a_driver", str(block.handle()))
     message = block.send_handle()
     assert child("reads", str(message)) == digest
     # The block is freed with a message in transit.
@@ -135,6 +147,11 @@ def shares(driver: str, memory: str) -> None:
         umf.open(message)
     assert umf.in_transit() == 0
     assert umf.drain(10.0) == 0
+
+
+def needs_a_driver(handle: str) -> None:
+    with pytest.raises(umf.NotSupportedError, match="install"):
+        umf.open(handle)
 
 
 def reads(handle: str) -> None:
@@ -445,12 +462,7 @@ def test_failures_of_the_driver(
 
 @pytest.mark.parametrize("driver", ["cuda", "ze"])
 def test_missing_driver_is_an_error_with_a_remedy(tmp_path: pathlib.Path, driver: str) -> None:
-    variables = dict(os.environ)
-    (tmp_path / "umf.toml").write_text(
-        "[provider.cuda]\npath = '/nonexistent'\n[provider.level-zero]\npath = '/nonexistent'\n"
-    )
-    variables["UMF_TOML"] = str(tmp_path / "umf.toml")
-    python(variables, "fails", driver, "NotSupportedError", "install")
+    python(without_driver(tmp_path), "fails", driver, "NotSupportedError", "install")
 
 
 def test_memory_resource_of_cuda_core(tmp_path: pathlib.Path) -> None:

@@ -328,8 +328,10 @@ impl Inbox {
 
 #[cfg(test)]
 mod tests {
+    use core::sync::atomic::{AtomicBool, Ordering};
+
     use super::*;
-    use crate::{LinkBuilder, LinkSettings};
+    use crate::LinkBuilder;
 
     const MOST: Duration = Duration::from_micros(1000);
     const HOUR: Duration = Duration::from_secs(3600);
@@ -465,8 +467,11 @@ mod tests {
 
     #[test]
     fn interrupt_ends_wait() {
-        let settings = LinkSettings { interrupt: Some(|| true), ..LinkSettings::default() };
+        static IS_INTERRUPTED: AtomicBool = AtomicBool::new(false);
+        let interrupt: fn() -> bool = || IS_INTERRUPTED.load(Ordering::Relaxed);
+        let settings = LinkSettings { interrupt: Some(interrupt), ..LinkSettings::default() };
         let [mut link, mut peer] = LinkBuilder::new().settings(settings).pair();
+        IS_INTERRUPTED.store(true, Ordering::Relaxed);
         assert_eq!(link.recv(1, &mut [0; 4]), Err(Error::Interrupted));
         assert_eq!(link.send(1, &[7; 1 << 20]), Err(Error::Interrupted));
         // Neither call has lost a message.
