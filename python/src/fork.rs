@@ -111,6 +111,12 @@ impl KeepForChildren for OwnedBlock {
     }
 }
 
+impl KeepForChildren for umf::link::View {
+    fn keep(self, forks: Forks) {
+        keep_value(forks, self.len() as u64, self);
+    }
+}
+
 /// Keeps a value until `forks` are over.
 pub(crate) fn keep_value(forks: Forks, bytes: u64, value: impl Send + 'static) {
     let kept = Kept { forks, bytes, _value: Box::new(value) };

@@ -9,6 +9,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyType};
 
+use crate::device::no_buffer;
 use crate::errors::{Error, argument, from_umf};
 use crate::fork::{self, Forks, KeepForChildren};
 use crate::memory::{Memory, Range, Registered};
@@ -82,8 +83,8 @@ impl Handle {
 /// and all of its buffers are gone.
 #[pyclass(module = "umf", frozen, weakref)]
 pub(crate) struct Mapping {
-    memory: Memory<Contents>,
-    handle: umf::Handle,
+    pub(crate) memory: Memory<Contents>,
+    pub(crate) handle: umf::Handle,
     size: usize,
     mode: Mode,
     /// `None` for a private copy, which no handle names.
@@ -115,14 +116,14 @@ impl Mode {
 }
 
 /// What a mapping consists of.
-enum Contents {
+pub(crate) enum Contents {
     Open(umf::Mapping<'static>),
     Copy(PrivateCopy),
 }
 
 impl Contents {
     /// Returns the open block.
-    fn open(&self) -> PyResult<&umf::Mapping<'static>> {
+    pub(crate) fn open(&self) -> PyResult<&umf::Mapping<'static>> {
         match self {
             Self::Open(mapping) => Ok(mapping),
             Self::Copy(_) => Err(Error::new_err(
@@ -147,10 +148,10 @@ impl KeepForChildren for Contents {
 ///
 /// A copy, and not a `MAP_PRIVATE` mapping of the producer's pages: those would show later writes of the
 /// producer in each page that this process has not written, and keep the producer's memory for as long.
-struct PrivateCopy {
+pub(crate) struct PrivateCopy {
     allocation: NonNull<u8>,
     layout: Layout,
-    length: usize,
+    pub(crate) length: usize,
 }
 
 /// Size of a copy from which the available memory is checked before its pages are touched.
@@ -183,7 +184,30 @@ impl PrivateCopy {
         Ok(copy)
     }
 
-    fn start(&self) -> *mut u8 {
+    /// Copies bytes out of the copy.
+    pub(crate) fn read(&self, offset: usize, into: &mut [u8]) -> umf::Result<()> {
+        let from = self.at(offset, into.len())?;
+        // SAFETY: `at` has checked the range. Other threads may write it meanwhile, as with shared memory.
+        unsafe { std::ptr::copy(from, into.as_mut_ptr(), into.len()) };
+        Ok(())
+    }
+
+    /// Copies bytes into the copy.
+    pub(crate) fn write(&self, offset: usize, from: &[u8]) -> umf::Result<()> {
+        let to = self.at(offset, from.len())?;
+        // SAFETY: as in `read`.
+        unsafe { std::ptr::copy(from.as_ptr(), to, from.len()) };
+        Ok(())
+    }
+
+    /// Returns the address of `length` bytes at `offset`.
+    fn at(&self, offset: usize, length: usize) -> umf::Result<*mut u8> {
+        let is_inside = offset.checked_add(length).is_some_and(|end| end <= self.length);
+        let error = umf::ipc::Error::OutOfBounds { offset, length, size: self.length };
+        if is_inside { Ok(self.start().wrapping_add(offset)) } else { Err(error.into()) }
+    }
+
+    pub(crate) fn start(&self) -> *mut u8 {
         let allocation = self.allocation.as_ptr();
         allocation.map_addr(|address| address.next_multiple_of(COPY_ALIGN))
     }
@@ -283,7 +307,7 @@ impl Mapping {
     unsafe fn __getbuffer__(this: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         let range = |contents: &Contents| match contents {
             Contents::Open(mapping) => {
-                let view = mapping.read_view::<u8>().map_err(|error| from_umf(error.into()))?;
+                let view = mapping.read_view::<u8>().map_err(|error| no_buffer(error.into()))?;
                 let start = view.as_ptr().cast_mut().cast();
                 Ok(Range { start, length: view.len(), is_read_only: mapping.is_read_only() })
             }

@@ -10,13 +10,21 @@
 //! | `handle` | handles, and opening them |
 //! | `transit` | handles in transit |
 //! | `domain` | memory of a named set of processes |
+//! | `device` | pools of device memory, copies to and from the host, `__cuda_array_interface__` |
+//! | `dlpack` | blocks and mappings as DLPack tensors |
+//! | `link` | messages and memory for another process |
+//! | `comm` | ranks of a job: messages and collectives |
 //! | `command` | counters, explanations of handles, the `umf` command |
 
+mod comm;
 mod command;
+mod device;
+mod dlpack;
 mod domain;
 mod errors;
 mod fork;
 mod handle;
+mod link;
 mod memory;
 mod pool;
 mod transit;
@@ -58,5 +66,13 @@ fn _umf(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(command::stats, module)?)?;
     module.add_function(wrap_pyfunction!(command::why, module)?)?;
     module.add_function(wrap_pyfunction!(command::command, module)?)?;
+    module.add_class::<link::Endpoint>()?;
+    module.add_class::<link::Link>()?;
+    module.add_class::<link::Loan>()?;
+    module.add_class::<link::View>()?;
+    module.add_class::<comm::Communicator>()?;
+    module.add_function(wrap_pyfunction!(link::bind, module)?)?;
+    module.add_function(wrap_pyfunction!(link::connect, module)?)?;
+    module.add_function(wrap_pyfunction!(comm::join, module)?)?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))
 }

@@ -25,6 +25,8 @@ use crate::fork::{self, Forks, KeepForChildren};
 pub(crate) struct Memory<T: KeepForChildren> {
     /// `None` once the object was closed.
     keeper: Lock<Option<Arc<Keeper<T>>>>,
+    /// The keeper, if consumers without buffers use the memory until the object dies.
+    pinned: Lock<Option<Arc<Keeper<T>>>>,
 }
 
 /// Releases the memory when it is dropped, or once the children of the forks since then have ended. In
@@ -86,7 +88,7 @@ impl<T: KeepForChildren + Sync + 'static> Memory<T> {
     pub(crate) fn new(value: T) -> Self {
         let process = umf_sync::fork::generation();
         let keeper = Keeper { value: ManuallyDrop::new(value), process, fork: fork::latest() };
-        Self { keeper: Lock::new(Some(Arc::new(keeper))) }
+        Self { keeper: Lock::new(Some(Arc::new(keeper))), pinned: Lock::new(None) }
     }
 
     /// Returns a share of the memory: it is released once all shares are dropped, even if it is closed
@@ -129,6 +131,30 @@ impl<T: KeepForChildren + Sync + 'static> Memory<T> {
         let keeper = self.keeper.lock().take();
         // Dropped without the lock: it may unmap.
         keeper.is_some()
+    }
+
+    /// Keeps the memory until the Python object dies, even if it is closed before: for consumers that
+    /// keep the object and no buffer.
+    ///
+    /// # Errors
+    /// `ClosedError` after [`Memory::close`].
+    pub(crate) fn pin(&self) -> PyResult<()> {
+        let keeper = self.share()?;
+        let replaced = self.pinned.lock().replace(keeper);
+        drop(replaced);
+        Ok(())
+    }
+
+    /// Closes the memory as [`Memory::close`] does, and returns it if nothing else uses it; otherwise
+    /// what keeps it.
+    pub(crate) fn take(&self) -> Result<T, Option<Arc<Keeper<T>>>> {
+        let keeper = self.keeper.lock().take().ok_or(None)?;
+        if !keeper.is_of_this_process() || Forks::since(keeper.fork).is_some() {
+            return Err(Some(keeper));
+        }
+        let mut keeper = ManuallyDrop::new(Arc::try_unwrap(keeper).map_err(Some)?);
+        // SAFETY: the value is taken once, as the keeper is not dropped.
+        Ok(unsafe { ManuallyDrop::take(&mut keeper.value) })
     }
 
     pub(crate) fn is_closed(&self) -> bool {

@@ -9,6 +9,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use umf::OwnedBlock;
 
+use crate::device::no_buffer;
 use crate::errors::{ForkError, argument, from_umf};
 use crate::fork::release_kept;
 use crate::handle::Handle;
@@ -25,12 +26,12 @@ pub(crate) struct Pool {
 }
 
 impl Pool {
-    fn new(pool: umf::Result<umf::Pool>) -> PyResult<Self> {
+    pub(crate) fn new(pool: umf::Result<umf::Pool>) -> PyResult<Self> {
         Ok(Self { pool: pool.map_err(from_umf)?, pid: std::process::id() })
     }
 
     /// Returns the pool in the process that made it.
-    fn get(&self) -> PyResult<&umf::Pool> {
+    pub(crate) fn get(&self) -> PyResult<&umf::Pool> {
         if self.pid == std::process::id() {
             return Ok(&self.pool);
         }
@@ -130,7 +131,7 @@ impl Pool {
 /// its buffers are gone.
 #[pyclass(module = "umf", frozen, weakref)]
 pub(crate) struct Block {
-    memory: Memory<OwnedBlock>,
+    pub(crate) memory: Memory<OwnedBlock>,
     size: usize,
     pid: u32,
     registered: Registered,
@@ -192,7 +193,7 @@ impl Block {
     unsafe fn __getbuffer__(this: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         let range = |block: &OwnedBlock| {
             // Refuses device memory.
-            let view = block.view::<u8>().map_err(from_umf)?;
+            let view = block.view::<u8>().map_err(no_buffer)?;
             Ok(Range { start: view.as_mut_ptr().cast(), length: view.len(), is_read_only: false })
         };
         // SAFETY: Python's view; the block's memory is host-accessible while the block exists.

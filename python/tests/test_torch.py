@@ -393,6 +393,7 @@ def test_storage_has_one_ticket_in_a_message() -> None:
     for one, view in zip(got, views, strict=False):
         assert torch.equal(one, view)
         assert (one.stride(), one.storage_offset()) == (view.stride(), view.storage_offset())
+    assert untyped._cdata == umf.torch._untyped(whole)._cdata  # In its own process, as with torch.
     got[0][2, 3] = 100
     assert whole[2, 3] == got[3][0] == 100
     # A storage that is still open is found again.
@@ -405,28 +406,31 @@ class Tagged(torch.Tensor):
     """A subclass, which torch pickles by `__reduce_ex__`."""
 
 
-def kinds() -> dict[str, Any]:
-    made = umf.torch.tensor(torch.arange(6.0))
-    sparse = torch.sparse_coo_tensor(
-        umf.torch.tensor([[0, 2, 4]]), umf.torch.tensor([1.0, 2, 3]), (5,)
-    )
-    frozen = torch.nn.Parameter(umf.torch.tensor([1, 2]), requires_grad=False)
-    return {
-        "parameter": torch.nn.Parameter(made.clone().set_(made)),
-        "integer parameter": frozen,
-        "leaf": umf.torch.zeros(3, requires_grad=True),
-        "bool": made > 2,
-        "bfloat16": umf.torch.tensor(made, dtype=torch.bfloat16),
-        "sparse": sparse.coalesce(),
-        "subclass": made.as_subclass(Tagged),
-        "typed storage": made.storage(),
-        "numpy": umf.arrays.array(numpy.arange(5)),
-        "from numpy": torch.from_numpy(umf.arrays.array(numpy.arange(5))),
-        "size": made.size(),
-        "dictionary": {"a": made, "b": torch.zeros(2)},
-        "quantized": torch.quantize_per_tensor(torch.arange(4.0), 0.5, 1, torch.qint8),
-        "empty": torch.empty(0, 3),
-    }
+def made() -> torch.Tensor:
+    return umf.torch.tensor(torch.arange(6.0))
+
+
+def sparse() -> torch.Tensor:
+    indices, values = umf.torch.tensor([[0, 2, 4]]), umf.torch.tensor([1.0, 2, 3])
+    return torch.sparse_coo_tensor(indices, values, (5,))
+
+
+KINDS = {
+    "parameter": lambda: torch.nn.Parameter(made()),
+    "integer parameter": lambda: torch.nn.Parameter(umf.torch.tensor([1, 2]), requires_grad=False),
+    "leaf": lambda: umf.torch.zeros(3, requires_grad=True),
+    "bool": lambda: umf.torch.tensor(made() > 2),
+    "bfloat16": lambda: umf.torch.tensor(made(), dtype=torch.bfloat16),
+    "sparse": sparse,
+    "subclass": lambda: made().as_subclass(Tagged),
+    "typed storage": lambda: made().storage(),
+    "from numpy": lambda: torch.from_numpy(umf.arrays.array(numpy.arange(5))),
+    "dictionary": lambda: {"a": made(), "b": torch.zeros(2)},
+    "quantized": lambda: torch.quantize_per_tensor(made(), 0.5, 1, torch.qint8),
+    "empty": lambda: torch.empty(0, 3),
+    "meta": lambda: torch.empty(2, 3, device="meta"),
+    "nested": lambda: torch.nested.nested_tensor([made(), made()[:2]]),
+}
 
 
 def text(given: Any) -> tuple[str, ...]:
@@ -436,12 +440,13 @@ def text(given: Any) -> tuple[str, ...]:
     return f"{type(given).__name__} {given} {gradient} {getattr(given, 'layout', '')}", gradient
 
 
-@pytest.mark.parametrize("kind", sorted(kinds()))
-@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_kinds_of_tensors_arrive_as_with_torch(kind: str) -> None:
     def outcome() -> Any:
+        given = KINDS[kind]()
         try:
-            got = pickle.loads(ForkingPickler.dumps(kinds()[kind]))
+            got = pickle.loads(ForkingPickler.dumps(given))
             return type(got), text(got)
         except Exception as error:  # What this version of torch cannot pickle or print.
             return type(error)
@@ -482,7 +487,7 @@ def test_plain_tensors_go_by_torchs_way() -> None:
 def test_storage_outside_of_its_memory_is_refused(offset: int, size: int) -> None:
     block = umf.Pool.shared().allocate(64)
     with pytest.raises(umf.HandleError, match="cannot open a storage"):
-        umf.torch._open_storage(umf.open(block.handle()), offset, size)
+        umf.torch._open_storage(umf.open(block.handle()), offset, size, 0, 0)
 
 
 def send_inherited(queue: Any, barrier: Any, given: torch.Tensor) -> None:
@@ -535,35 +540,69 @@ def check_epoch(loader: Any, length: int, batch: int) -> None:
     assert start >= length
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_persistent_workers_wait_between_epochs(method: str) -> None:
-    files = torch_files()
-    loader = DataLoader(
-        Numbers(203),
+def loader_of(method: str, length: int) -> Any:
+    return DataLoader(
+        Numbers(length),
         batch_size=5,
         num_workers=2,
         persistent_workers=True,
         prefetch_factor=4,
         multiprocessing_context=method,
     )
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_epochs_need_no_further_descriptors(method: str) -> None:
+    files = torch_files()
+    loader = loader_of(method, 203)
     check_epoch(loader, 203, 5)
     pids = [worker.pid for worker in loader._iterator._workers]
     before = fds(), [fds(pid) for pid in pids]
     for _ in range(3):
-        time.sleep(WAIT / 3)
         check_epoch(loader, 203, 5)
-    # Batches wait in the queue while the main process does something else.
-    waiting = iter(loader)
-    first = next(waiting)
-    time.sleep(WAIT / 3)
-    assert torch.equal(first[1], torch.arange(5))
-    assert sum(len(labels) for _, labels, _ in waiting) == 198
+    kept = list(loader)
     assert fds() <= before[0] + 2
     assert all(fds(pid) <= count + 2 for pid, count in zip(pids, before[1], strict=True))
     assert torch_files() <= files
-    del loader, waiting
+    del loader
     gc.collect()
-    assert torch.equal(first[1], torch.arange(5))  # The workers have ended.
+    # The workers have ended.
+    assert torch.equal(torch.cat([labels for _, labels, _ in kept]), torch.arange(203))
+
+
+def test_persistent_workers_wait_between_epochs() -> None:
+    loaders = [loader_of(method, 103) for method in METHODS]
+    for loader in loaders:
+        check_epoch(loader, 103, 5)
+    time.sleep(WAIT)
+    for loader in loaders:
+        check_epoch(loader, 103, 5)
+    # Batches wait in the queues while the main process does something else.
+    epochs = [iter(loader) for loader in loaders]
+    first = [next(epoch) for epoch in epochs]
+    time.sleep(WAIT)
+    for (_, labels, _), epoch in zip(first, epochs, strict=True):
+        rest = [labels for _, labels, _ in epoch]
+        assert torch.equal(torch.cat([labels, *rest]), torch.arange(103))
+
+
+class Large(Dataset):
+    def __len__(self) -> int:
+        return 400
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((1 << 18,), float(index))
+
+
+def test_memory_of_read_batches_is_used_again() -> None:
+    loader = DataLoader(Large(), batch_size=1, num_workers=1)
+    largest = 0
+    for at, batch in enumerate(loader):
+        assert batch[0, -1] == at
+        with open("/proc/self/status") as lines:
+            shared = next(line for line in lines if line.startswith("RssShmem"))
+        largest = max(largest, int(shared.split()[1]))
+    assert largest < 100 << 10  # kB: a quarter of what was sent
 
 
 LIMITED = """
@@ -619,14 +658,14 @@ class Rows(Dataset):
     def __init__(self) -> None:
         self.rows = torch.arange(100_000.0).reshape(100, 10, 100)
         self.shared = torch.zeros(4).share_memory_()
-        self.inherited = umf.torch.zeros(4)
+        self.inherited = umf.torch.tensor(self.rows)
 
     def __len__(self) -> int:
         return 100
 
     def __getitem__(self, index: int) -> Any:
         made = torch.full((10,), float(index))
-        return self.rows[index].T, made, made[2:], self.shared, self.inherited
+        return self.rows[index].T, made, made[2:], self.shared, self.inherited[index]
 
 
 def test_samples_that_no_collate_has_copied() -> None:
@@ -634,7 +673,8 @@ def test_samples_that_no_collate_has_copied() -> None:
     for at, sample in enumerate(DataLoader(rows, batch_size=None, num_workers=2)):
         row, made, part, shared, inherited = sample
         assert is_umf(row) and is_umf(made) and torch.equal(row, rows.rows[at].T)
-        assert umf.torch._untyped(row).nbytes() < 8192 and row.stride() == rows.rows[at].T.stride()
+        assert row.stride() == rows.rows[at].T.stride() and torch.equal(inherited, rows.rows[at])
+        assert max(umf.torch._untyped(one).nbytes() for one in (row, inherited)) < 8192
         assert umf.torch._untyped(made)._cdata == umf.torch._untyped(part)._cdata
         assert not is_umf(shared) and is_umf(inherited)
     shared.fill_(1)

@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections.abc import Sequence
 from multiprocessing.reduction import ForkingPickler
-from typing import Any
+from typing import Any, cast
 
 from umf import _umf
 
@@ -26,20 +26,25 @@ except ModuleNotFoundError as error:
         "umf.torch needs torch, which is not installed; run: pip install torch", name=error.name
     ) from error
 
-from torch.multiprocessing import reductions
-from torch.utils.data._utils import worker
+import torch.multiprocessing.reductions
+import torch.utils.data._utils.worker
 
 __all__ = ["empty", "from_umf", "install", "installed", "tensor", "uninstall", "zeros"]
 
+
+# Internal to torch, and without types.
+reductions: Any = torch.multiprocessing.reductions
+worker: Any = torch.utils.data._utils.worker
 
 # Tensors in a pool
 
 
 def _untyped(given: torch.Tensor) -> torch.UntypedStorage:
     """Returns the storage of a tensor."""
-    if hasattr(given, "untyped_storage"):
-        return given.untyped_storage()
-    return given.storage().untyped()  # torch 1.13
+    has_untyped = hasattr(given, "untyped_storage")  # From torch 2.0 on.
+    anything: Any = given
+    found = anything.untyped_storage() if has_untyped else anything.storage().untyped()
+    return cast("torch.UntypedStorage", found)
 
 
 def _new_storage(size: int, pool: _umf.Pool | None = None) -> torch.UntypedStorage:
@@ -125,11 +130,11 @@ def from_umf(source: _umf.Block | _umf.Mapping, dtype: torch.dtype = torch.uint8
 
 # Storages as messages
 
-_torch_is_shared = torch.UntypedStorage.is_shared
+_torch_is_shared: Any = torch.UntypedStorage.is_shared
 _torch_reduce_storage = reductions.reduce_storage
 _torch_reduce_tensor = reductions.reduce_tensor
-_torch_new_shared = torch.UntypedStorage._new_shared
-_torch_share_memory = torch.UntypedStorage.share_memory_
+_torch_new_shared: Any = torch.UntypedStorage._new_shared
+_torch_share_memory: Any = torch.UntypedStorage.share_memory_
 
 _is_forked = False
 
@@ -148,7 +153,8 @@ def _find(storage: torch.UntypedStorage) -> tuple[Any, int] | None:
     """Returns the block or mapping that a storage lies in, and its offset there."""
     if storage.device.type != "cpu" or storage.nbytes() == 0:
         return None
-    return _umf.find(storage.data_ptr(), storage.nbytes())
+    found: tuple[Any, int] | None = _umf.find(storage.data_ptr(), storage.nbytes())
+    return found
 
 
 def _can_send(owner: Any) -> bool:
@@ -172,8 +178,13 @@ def _key(address: int, size: int) -> tuple[str, int, int]:
     return ("umf", address, size)
 
 
-def _open_storage(mapping: _umf.Mapping, offset: int, size: int) -> torch.UntypedStorage:
-    """Returns the storage in a received mapping: the same one as long as it exists."""
+def _open_storage(
+    mapping: _umf.Mapping, offset: int, size: int, sender: int, sent: int
+) -> torch.UntypedStorage:
+    """Returns the storage in a received mapping: the same one as long as it exists.
+
+    `sent` is the address in the process `sender`, if the block is of that process.
+    """
     if _is_wanted is None:
         # Otherwise this process would pass the tensor on by torch's way, which moves it elsewhere.
         install()
@@ -183,10 +194,14 @@ def _open_storage(mapping: _umf.Mapping, offset: int, size: int) -> torch.Untype
             f"{len(mapping)} bytes of its handle; send the tensor again"
         )
     key = _key(mapping.address + offset, size)
-    known = reductions.storage_from_cache(torch.UntypedStorage, key)
-    # Torch may have moved a storage since.
-    if known is not None and _key(known.data_ptr(), known.nbytes()) == key:
-        return known
+    # The block is still at that address: its ticket was unclaimed until now.
+    for known in (_key(sent, size), key) if sent and sender == os.getpid() else (key,):
+        storage: torch.UntypedStorage | None = reductions.storage_from_cache(
+            torch.UntypedStorage, known
+        )
+        # Torch may have moved a storage since.
+        if storage is not None and _key(storage.data_ptr(), storage.nbytes()) == known:
+            return storage
     made = _untyped(torch.frombuffer(mapping, dtype=torch.uint8, count=size, offset=offset))
     reductions.shared_cache[key] = reductions.StorageWeakRef(made)
     return made
@@ -202,20 +217,27 @@ def _same(storage: torch.UntypedStorage) -> torch.UntypedStorage:
     return storage
 
 
+def _copies_instead(storage: torch.UntypedStorage, found: tuple[Any, int] | None) -> bool:
+    """Returns whether a storage that has no ticket is sent as a copy, and not by torch's way."""
+    in_worker = torch.utils.data.get_worker_info() is not None
+    if found is not None:
+        # Torch would move what a forked child shares with its parent.
+        return in_worker or _is_forked
+    is_plain = storage.device.type == "cpu" and storage.nbytes() > 0
+    return in_worker and is_plain and not _torch_is_shared(storage)
+
+
 def _reduce_storage(storage: torch.UntypedStorage) -> Any:
     found = _find(storage)
     if found is not None and _can_send(found[0]):
         owner, offset = found
+        size, sent = storage.nbytes(), 0
+        if isinstance(owner, _umf.Block):
+            sent = storage.data_ptr()
+            reductions.shared_cache[_key(sent, size)] = reductions.StorageWeakRef(storage)
         # The pickler reduces the owner once in a message: one ticket for all storages in it.
-        return _open_storage, (owner, offset, storage.nbytes())
-    in_worker = torch.utils.data.get_worker_info() is not None
-    if found is None:
-        is_plain = storage.device.type == "cpu" and storage.nbytes() > 0
-        copies = in_worker and is_plain and not _torch_is_shared(storage)
-    else:
-        # Torch would move what a forked child shares with its parent.
-        copies = in_worker or _is_forked
-    if not copies:
+        return _open_storage, (owner, offset, size, os.getpid(), sent)
+    if not _copies_instead(storage, found):
         return _torch_reduce_storage(storage)
     key = (threading.get_ident(), storage._cdata)
     copy = _copies.get(key)
@@ -225,17 +247,17 @@ def _reduce_storage(storage: torch.UntypedStorage) -> Any:
 
 
 def _reduce_tensor(given: torch.Tensor) -> Any:
-    """Copies a small part of a large storage, if `_reduce_storage` would copy the storage."""
-    if (
-        torch.utils.data.get_worker_info() is not None
-        and given.device.type == "cpu"
-        and given.layout == torch.strided
-        and not (given.is_quantized or given.is_nested or given.requires_grad)
-    ):
+    """Copies a small part of a large storage, if `_reduce_storage` would copy all of it."""
+    is_special = given.is_quantized or given.is_nested or given.requires_grad
+    # Only older versions have names of dimensions, and refuse to send them.
+    is_special = is_special or getattr(given, "has_names", bool)()
+    if given.device.type == "cpu" and given.layout == torch.strided and not is_special:
         storage = _untyped(given)
-        is_part = 2 * given.numel() * given.element_size() < storage.nbytes()
-        if is_part and not _is_shared(storage):
-            given = _copy(given)
+        if 2 * given.numel() * given.element_size() < storage.nbytes():
+            found = _find(storage)
+            is_sent = found is not None and _can_send(found[0])
+            if not is_sent and _copies_instead(storage, found):
+                given = _copy(given)
     return _torch_reduce_tensor(given)
 
 
@@ -259,7 +281,7 @@ def _share_memory(storage: torch.UntypedStorage) -> torch.UntypedStorage:
 
 def _new_shared(size: int, *, device: Any = "cpu") -> torch.UntypedStorage:
     if torch.device(device).type != "cpu" or size == 0:
-        return _torch_new_shared(size, device=device)
+        return cast("torch.UntypedStorage", _torch_new_shared(size, device=device))
     return _new_storage(size)
 
 
