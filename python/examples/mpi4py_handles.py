@@ -14,7 +14,7 @@ import umf
 try:
     from mpi4py import MPI
 except (ImportError, RuntimeError) as error:
-    print(f"umf-skip: mpi4py_handles.py: {error}; pip install mpi4py, and install an MPI")
+    print(f"umf-skip: python: mpi4py_handles.py: {error}; pip install mpi4py, and install an MPI")
     sys.exit(0)
 
 

@@ -7,10 +7,15 @@ import pytest
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Prints a line for each reason, and the tests of a file that it concerns."""
+    skipped: dict[tuple[str, str], int] = {}
     for report in terminalreporter.stats.get("skipped", []):
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
-        text = str(reason).removeprefix("Skipped: ")
-        terminalreporter.write_line(f"umf-skip: python: {report.nodeid}: {text}")
+        file = pathlib.Path(report.nodeid.partition("::")[0]).name
+        key = file, str(reason).removeprefix("Skipped: ")
+        skipped[key] = skipped.get(key, 0) + 1
+    for (file, reason), number in skipped.items():
+        terminalreporter.write_line(f"umf-skip: python: {number} of {file}: {reason}")
 
 
 def software_driver(name: str) -> pathlib.Path:

@@ -34,7 +34,7 @@ def run(*arguments: str | bytes, **options: Any) -> subprocess.CompletedProcess[
 def test_console_script_is_installed() -> None:
     script = Path(sysconfig.get_path("scripts")) / "umf"
     if not script.exists():
-        pytest.skip("umf-skip: python: console script: the package is not installed")
+        pytest.skip("console script: the package is not installed")
     done = subprocess.run(
         [script, "--version"], capture_output=True, text=True, timeout=60, check=True
     )

@@ -31,13 +31,13 @@ def run(*command: str, where: Path, **variables: str) -> subprocess.CompletedPro
 
 def need(module: str) -> None:
     if importlib.util.find_spec(module) is None:
-        pytest.skip(f"umf-skip: python: {module} is not installed")
+        pytest.skip(f"{module} is not installed")
 
 
 def distribution(variable: str) -> Path:
     """Returns the file that a variable names. `python/test` sets it."""
     if variable not in os.environ:
-        pytest.skip(f"umf-skip: python: {variable} does not name a file: run python/test")
+        pytest.skip(f"{variable} does not name a file: run python/test")
     return Path(os.environ[variable])
 
 

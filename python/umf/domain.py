@@ -6,7 +6,8 @@
 >>> view = memoryview(weights)
 
 A domain and its objects end with their last process; nothing is left in a file system. A forked
-child is in no domain until it joins: memory of its parent stays valid in it.
+child is in no domain until it joins: memory of its parent stays valid in it. A domain has a thread
+in each of its processes, so that CPython warns of a fork from version 3.12 on: let each child join.
 """
 
 from __future__ import annotations
