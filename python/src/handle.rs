@@ -9,15 +9,18 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyType};
 
+use crate::device::no_buffer;
 use crate::errors::{Error, argument, from_umf};
+use crate::fork::{self, Forks, KeepForChildren};
 use crate::memory::{Memory, Range, Registered};
+use crate::transit;
 
 /// The name of a block in every process of the machine: 256 plain bytes.
 #[pyclass(module = "umf", frozen, eq, hash, skip_from_py_object)]
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Handle(pub(crate) umf::Handle);
 
-fn decode(source: &Bound<'_, PyAny>) -> PyResult<umf::Handle> {
+pub(crate) fn decode(source: &Bound<'_, PyAny>) -> PyResult<umf::Handle> {
     if let Ok(handle) = source.cast::<Handle>() {
         return Ok(handle.get().0);
     }
@@ -80,8 +83,8 @@ impl Handle {
 /// and all of its buffers are gone.
 #[pyclass(module = "umf", frozen, weakref)]
 pub(crate) struct Mapping {
-    memory: Memory<Contents>,
-    handle: umf::Handle,
+    pub(crate) memory: Memory<Contents>,
+    pub(crate) handle: umf::Handle,
     size: usize,
     mode: Mode,
     /// `None` for a private copy, which no handle names.
@@ -113,14 +116,14 @@ impl Mode {
 }
 
 /// What a mapping consists of.
-enum Contents {
+pub(crate) enum Contents {
     Open(umf::Mapping<'static>),
     Copy(PrivateCopy),
 }
 
 impl Contents {
     /// Returns the open block.
-    fn open(&self) -> PyResult<&umf::Mapping<'static>> {
+    pub(crate) fn open(&self) -> PyResult<&umf::Mapping<'static>> {
         match self {
             Self::Open(mapping) => Ok(mapping),
             Self::Copy(_) => Err(Error::new_err(
@@ -131,16 +134,28 @@ impl Contents {
     }
 }
 
+impl KeepForChildren for Contents {
+    fn keep(self, forks: Forks) {
+        match self {
+            Self::Open(mapping) => fork::keep_value(forks, mapping.len() as u64, mapping),
+            // Each child has a copy of its own.
+            Self::Copy(copy) => drop(copy),
+        }
+    }
+}
+
 /// A copy of a block in memory of this process.
 ///
 /// A copy, and not a `MAP_PRIVATE` mapping of the producer's pages: those would show later writes of the
 /// producer in each page that this process has not written, and keep the producer's memory for as long.
-struct PrivateCopy {
+pub(crate) struct PrivateCopy {
     allocation: NonNull<u8>,
     layout: Layout,
-    length: usize,
+    pub(crate) length: usize,
 }
 
+/// Size of a copy from which the available memory is checked before its pages are touched.
+const CHECKED_COPY: usize = 1 << 20;
 /// Alignment of the first byte of a copy: a cache line, as blocks have.
 const COPY_ALIGN: usize = 64;
 
@@ -158,6 +173,9 @@ impl PrivateCopy {
         // Larger alignments are zeroed by hand, which would touch each page once more.
         let layout = length.checked_add(COPY_ALIGN).and_then(|size| Layout::from_size_align(size, 16).ok());
         let layout = layout.ok_or_else(out_of_memory)?;
+        if length >= CHECKED_COPY {
+            umf_os::AvailableMemory::find().check(length, "a private copy")?;
+        }
         // SAFETY: the size is not 0.
         let allocation = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(out_of_memory)?;
         let copy = Self { allocation, layout, length };
@@ -166,7 +184,30 @@ impl PrivateCopy {
         Ok(copy)
     }
 
-    fn start(&self) -> *mut u8 {
+    /// Copies bytes out of the copy.
+    pub(crate) fn read(&self, offset: usize, into: &mut [u8]) -> umf::Result<()> {
+        let from = self.at(offset, into.len())?;
+        // SAFETY: `at` has checked the range. Other threads may write it meanwhile, as with shared memory.
+        unsafe { std::ptr::copy(from, into.as_mut_ptr(), into.len()) };
+        Ok(())
+    }
+
+    /// Copies bytes into the copy.
+    pub(crate) fn write(&self, offset: usize, from: &[u8]) -> umf::Result<()> {
+        let to = self.at(offset, from.len())?;
+        // SAFETY: as in `read`.
+        unsafe { std::ptr::copy(from.as_ptr(), to, from.len()) };
+        Ok(())
+    }
+
+    /// Returns the address of `length` bytes at `offset`.
+    fn at(&self, offset: usize, length: usize) -> umf::Result<*mut u8> {
+        let is_inside = offset.checked_add(length).is_some_and(|end| end <= self.length);
+        let error = umf::ipc::Error::OutOfBounds { offset, length, size: self.length };
+        if is_inside { Ok(self.start().wrapping_add(offset)) } else { Err(error.into()) }
+    }
+
+    pub(crate) fn start(&self) -> *mut u8 {
         let allocation = self.allocation.as_ptr();
         allocation.map_addr(|address| address.next_multiple_of(COPY_ALIGN))
     }
@@ -225,13 +266,13 @@ impl Mapping {
         self.memory.with(|contents| Ok(contents.open()?.is_current()))
     }
 
-    /// Passes the memory on: returns a handle for a message that `readers` processes open.
-    #[pyo3(signature = (readers = NonZeroU16::MIN))]
-    fn send_handle(&self, python: Python<'_>, readers: NonZeroU16) -> PyResult<Handle> {
-        python.detach(|| {
-            self.memory.with(|contents| {
-                let sent = contents.open()?.send_handle(&self.handle, readers);
-                Ok(Handle(sent.map_err(|error| from_umf(error.into()))?))
+    /// Passes the memory on: returns a handle for a message that `readers` processes open. If too much is
+    /// in transit, waits for readers for at most `timeout` seconds.
+    #[pyo3(signature = (readers = NonZeroU16::MIN, *, timeout = 0.0))]
+    fn send_handle(&self, python: Python<'_>, readers: NonZeroU16, timeout: f64) -> PyResult<Handle> {
+        transit::send(python, timeout, || {
+            self.memory.with_own(|contents| {
+                Ok(contents.open()?.send_handle(&self.handle, readers).map_err(Into::into))
             })
         })
     }
@@ -266,7 +307,7 @@ impl Mapping {
     unsafe fn __getbuffer__(this: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         let range = |contents: &Contents| match contents {
             Contents::Open(mapping) => {
-                let view = mapping.read_view::<u8>().map_err(|error| from_umf(error.into()))?;
+                let view = mapping.read_view::<u8>().map_err(|error| no_buffer(error.into()))?;
                 let start = view.as_ptr().cast_mut().cast();
                 Ok(Range { start, length: view.len(), is_read_only: mapping.is_read_only() })
             }
@@ -330,18 +371,4 @@ pub(crate) fn open<'py>(
         registered.register(mapping.as_any(), size)?;
     }
     Ok(mapping)
-}
-
-/// Cancels a handle that this process has sent and that no process will open. Returns whether a reader
-/// could have opened it.
-#[pyfunction]
-pub(crate) fn cancel(python: Python<'_>, handle: &Bound<'_, PyAny>) -> PyResult<bool> {
-    let handle = decode(handle)?;
-    python.detach(|| umf::cancel_handle(&handle)).map_err(from_umf)
-}
-
-/// Returns the number of handles that this process has sent and that not all readers have opened.
-#[pyfunction]
-pub(crate) fn in_transit(python: Python<'_>) -> PyResult<usize> {
-    python.detach(umf::handles_in_transit).map_err(from_umf)
 }
