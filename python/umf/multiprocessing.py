@@ -2,11 +2,13 @@
 
 Importing this module registers reducers with `multiprocessing`'s own pickler. Each message that it
 pickles has a ticket: the memory is kept until the receiver has opened it, even if the sender has
-freed it. Plain `pickle`, `copy` and `torch.save` copy the bytes, as before.
+freed it. Memory that a forked child has inherited from its parent is copied. Plain `pickle`, `copy`
+and `torch.save` copy the bytes, as before.
 """
 
 from __future__ import annotations
 
+import warnings
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -14,7 +16,11 @@ import numpy
 
 from umf import _umf, arrays
 
-__all__ = ["install"]
+__all__ = ["install", "send_timeout"]
+
+send_timeout: float = 5.0
+"""Seconds that a message waits if too much memory is in transit (`ipc.max_in_transit`). Then its
+bytes are sent instead of a handle."""
 
 
 def _open_mapping(handle: bytes, readonly: bool) -> _umf.Mapping:
@@ -25,25 +31,43 @@ def _open_array(handle: arrays.ArrayHandle) -> numpy.ndarray[Any, Any]:
     return handle.open()
 
 
+def _restore_block(content: bytes) -> _umf.Block:
+    block = arrays.default_pool().allocate(len(content))
+    memoryview(block)[:] = content
+    return block
+
+
+def _note_copy(error: _umf.Error) -> None:
+    # The memory of the parent process, which a forked child always sends by value.
+    if not isinstance(error, _umf.ForkError):
+        warnings.warn(f"umf sends the bytes instead of a handle: {error}", RuntimeWarning, 3)
+
+
 def _reduce_array(given: numpy.ndarray[Any, Any]) -> Any:
-    if arrays._owner(given) is None:
-        return given.__reduce_ex__(2)
-    return _open_array, (arrays.send_handle(given),)
+    if arrays._owner(given) is not None:
+        try:
+            return _open_array, (arrays.send_handle(given, timeout=send_timeout),)
+        except _umf.Error as error:
+            _note_copy(error)
+    return given.__reduce_ex__(2)
 
 
-def _reduce_block(block: _umf.Block) -> Any:
-    return _open_mapping, (bytes(block.send_handle()), False)
-
-
-def _reduce_mapping(mapping: _umf.Mapping) -> Any:
-    return _open_mapping, (bytes(mapping.send_handle()), mapping.readonly)
+def _reduce_memory(owner: _umf.Block | _umf.Mapping) -> Any:
+    readonly = isinstance(owner, _umf.Mapping) and owner.readonly
+    try:
+        return _open_mapping, (bytes(owner.send_handle(timeout=send_timeout)), readonly)
+    except _umf.ClosedError:
+        raise
+    except _umf.Error as error:
+        _note_copy(error)
+        return _restore_block, (bytes(owner),)
 
 
 def install() -> None:
     """Registers the reducers. Importing the module has done so already."""
     ForkingPickler.register(numpy.ndarray, _reduce_array)
-    ForkingPickler.register(_umf.Block, _reduce_block)
-    ForkingPickler.register(_umf.Mapping, _reduce_mapping)
+    ForkingPickler.register(_umf.Block, _reduce_memory)
+    ForkingPickler.register(_umf.Mapping, _reduce_memory)
 
 
 install()
