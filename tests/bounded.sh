@@ -87,3 +87,26 @@ bounded() {
   rm -rf "$folder"
   return "$code"
 }
+
+# beside FILE COMMAND [ARGUMENT ...]: runs a command beside those that follow. Its output goes to the file.
+beside() {
+  beside_output=$1
+  shift
+  "$@" >"$beside_output" 2>&1 &
+  beside=$!
+}
+
+# Waits for the command of `beside`, prints its output, and returns its exit code.
+show_beside() {
+  local code=0
+  wait "$beside" || code=$?
+  beside=
+  cat "$beside_output"
+  return "$code"
+}
+
+# Ends the command of `beside` if it still runs. (It ignores the signals of a terminal.)
+end_beside() {
+  # shellcheck disable=SC2046 # several numbers
+  if [ -n "${beside:-}" ]; then kill $(family "$beside") 2>/dev/null || true; fi
+}

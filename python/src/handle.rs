@@ -1,21 +1,26 @@
 //! `umf.Handle`, `umf.Mapping` and `umf.open`.
 
+use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ffi::c_int;
 use std::num::NonZeroU16;
+use std::ptr::NonNull;
 
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyType};
 
-use crate::errors::from_umf;
+use crate::device::no_buffer;
+use crate::errors::{Error, argument, from_umf};
+use crate::fork::{self, Forks, KeepForChildren};
 use crate::memory::{Memory, Range, Registered};
+use crate::transit;
 
 /// The name of a block in every process of the machine: 256 plain bytes.
 #[pyclass(module = "umf", frozen, eq, hash, skip_from_py_object)]
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Handle(pub(crate) umf::Handle);
 
-fn decode(source: &Bound<'_, PyAny>) -> PyResult<umf::Handle> {
+pub(crate) fn decode(source: &Bound<'_, PyAny>) -> PyResult<umf::Handle> {
     if let Ok(handle) = source.cast::<Handle>() {
         return Ok(handle.get().0);
     }
@@ -78,10 +83,141 @@ impl Handle {
 /// and all of its buffers are gone.
 #[pyclass(module = "umf", frozen, weakref)]
 pub(crate) struct Mapping {
-    memory: Memory<umf::Mapping<'static>>,
-    handle: umf::Handle,
+    pub(crate) memory: Memory<Contents>,
+    pub(crate) handle: umf::Handle,
     size: usize,
-    registered: Registered,
+    mode: Mode,
+    /// `None` for a private copy, which no handle names.
+    registered: Option<Registered>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    Shared,
+    ReadOnly,
+    Private,
+}
+
+impl Mode {
+    /// Returns the mode that the arguments of `open` name.
+    fn of(mode: Option<&str>, readonly: bool) -> PyResult<Self> {
+        match (mode, readonly) {
+            (None | Some("shared"), false) => Ok(Self::Shared),
+            (None, true) | (Some("readonly"), _) => Ok(Self::ReadOnly),
+            (Some("private"), false) => Ok(Self::Private),
+            (Some("shared" | "private"), true) => {
+                Err(argument("cannot open a handle: readonly=True contradicts the mode; pass one of them"))
+            }
+            _ => Err(argument(
+                "cannot open a handle: the mode is unknown; pass \"shared\", \"readonly\" or \"private\"",
+            )),
+        }
+    }
+}
+
+/// What a mapping consists of.
+pub(crate) enum Contents {
+    Open(umf::Mapping<'static>),
+    Copy(PrivateCopy),
+}
+
+impl Contents {
+    /// Returns the open block.
+    pub(crate) fn open(&self) -> PyResult<&umf::Mapping<'static>> {
+        match self {
+            Self::Open(mapping) => Ok(mapping),
+            Self::Copy(_) => Err(Error::new_err(
+                "the mapping is a private copy, which is not connected with its producer; open the handle with \
+                 mode=\"shared\" or \"readonly\"",
+            )),
+        }
+    }
+}
+
+impl KeepForChildren for Contents {
+    fn keep(self, forks: Forks) {
+        match self {
+            Self::Open(mapping) => fork::keep_value(forks, mapping.len() as u64, mapping),
+            // Each child has a copy of its own.
+            Self::Copy(copy) => drop(copy),
+        }
+    }
+}
+
+/// A copy of a block in memory of this process.
+///
+/// A copy, and not a `MAP_PRIVATE` mapping of the producer's pages: those would show later writes of the
+/// producer in each page that this process has not written, and keep the producer's memory for as long.
+pub(crate) struct PrivateCopy {
+    allocation: NonNull<u8>,
+    layout: Layout,
+    pub(crate) length: usize,
+}
+
+/// Size of a copy from which the available memory is checked before its pages are touched.
+const CHECKED_COPY: usize = 1 << 20;
+/// Alignment of the first byte of a copy: a cache line, as blocks have.
+const COPY_ALIGN: usize = 64;
+
+// SAFETY: it owns its memory.
+unsafe impl Send for PrivateCopy {}
+// SAFETY: shared references give out the address only.
+unsafe impl Sync for PrivateCopy {}
+
+impl PrivateCopy {
+    /// Copies a block. The device copies if the CPU cannot access the memory.
+    fn of(mapping: &umf::Mapping<'static>) -> umf::Result<Self> {
+        let length = mapping.len();
+        let out_of_memory =
+            || umf::MemoryError::OutOfMemory { size: length, owner: "a private copy", native: 0 };
+        // Larger alignments are zeroed by hand, which would touch each page once more.
+        let layout = length.checked_add(COPY_ALIGN).and_then(|size| Layout::from_size_align(size, 16).ok());
+        let layout = layout.ok_or_else(out_of_memory)?;
+        if length >= CHECKED_COPY {
+            umf_os::AvailableMemory::find().check(length, "a private copy")?;
+        }
+        // SAFETY: the size is not 0.
+        let allocation = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(out_of_memory)?;
+        let copy = Self { allocation, layout, length };
+        // SAFETY: the range is initialised memory of the allocation, which no other reference has.
+        mapping.read(0, unsafe { std::slice::from_raw_parts_mut(copy.start(), length) })?;
+        Ok(copy)
+    }
+
+    /// Copies bytes out of the copy.
+    pub(crate) fn read(&self, offset: usize, into: &mut [u8]) -> umf::Result<()> {
+        let from = self.at(offset, into.len())?;
+        // SAFETY: `at` has checked the range. Other threads may write it meanwhile, as with shared memory.
+        unsafe { std::ptr::copy(from, into.as_mut_ptr(), into.len()) };
+        Ok(())
+    }
+
+    /// Copies bytes into the copy.
+    pub(crate) fn write(&self, offset: usize, from: &[u8]) -> umf::Result<()> {
+        let to = self.at(offset, from.len())?;
+        // SAFETY: as in `read`.
+        unsafe { std::ptr::copy(from.as_ptr(), to, from.len()) };
+        Ok(())
+    }
+
+    /// Returns the address of `length` bytes at `offset`.
+    fn at(&self, offset: usize, length: usize) -> umf::Result<*mut u8> {
+        let is_inside = offset.checked_add(length).is_some_and(|end| end <= self.length);
+        let error = umf::ipc::Error::OutOfBounds { offset, length, size: self.length };
+        if is_inside { Ok(self.start().wrapping_add(offset)) } else { Err(error.into()) }
+    }
+
+    pub(crate) fn start(&self) -> *mut u8 {
+        let allocation = self.allocation.as_ptr();
+        allocation.map_addr(|address| address.next_multiple_of(COPY_ALIGN))
+    }
+}
+
+impl Drop for PrivateCopy {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout, and freed only here.
+        unsafe { dealloc(self.allocation.as_ptr(), self.layout) };
+    }
 }
 
 #[pymethods]
@@ -93,7 +229,10 @@ impl Mapping {
     /// The address of the first byte in this process.
     #[getter]
     fn address(&self) -> PyResult<u64> {
-        self.memory.with(|mapping| Ok(mapping.address().value()))
+        self.memory.with(|contents| match contents {
+            Contents::Open(mapping) => Ok(mapping.address().value()),
+            Contents::Copy(copy) => Ok(copy.start().addr() as u64),
+        })
     }
 
     /// The handle that it was opened with.
@@ -105,22 +244,35 @@ impl Mapping {
     /// Whether writing is refused.
     #[getter]
     fn readonly(&self) -> PyResult<bool> {
-        self.memory.with(|mapping| Ok(mapping.is_read_only()))
+        self.memory.with(|contents| match contents {
+            Contents::Open(mapping) => Ok(mapping.is_read_only()),
+            Contents::Copy(_) => Ok(false),
+        })
+    }
+
+    /// How it was opened: "shared", "readonly" or "private".
+    #[getter]
+    fn mode(&self) -> &'static str {
+        match self.mode {
+            Mode::Shared => "shared",
+            Mode::ReadOnly => "readonly",
+            Mode::Private => "private",
+        }
     }
 
     /// Whether the producer has not freed the block since.
     #[getter]
     fn is_current(&self) -> PyResult<bool> {
-        self.memory.with(|mapping| Ok(mapping.is_current()))
+        self.memory.with(|contents| Ok(contents.open()?.is_current()))
     }
 
-    /// Passes the memory on: returns a handle for a message that `readers` processes open.
-    #[pyo3(signature = (readers = NonZeroU16::MIN))]
-    fn send_handle(&self, python: Python<'_>, readers: NonZeroU16) -> PyResult<Handle> {
-        python.detach(|| {
-            self.memory.with(|mapping| {
-                let sent = mapping.send_handle(&self.handle, readers);
-                Ok(Handle(sent.map_err(|error| from_umf(error.into()))?))
+    /// Passes the memory on: returns a handle for a message that `readers` processes open. If too much is
+    /// in transit, waits for readers for at most `timeout` seconds.
+    #[pyo3(signature = (readers = NonZeroU16::MIN, *, timeout = 0.0))]
+    fn send_handle(&self, python: Python<'_>, readers: NonZeroU16, timeout: f64) -> PyResult<Handle> {
+        transit::send(python, timeout, || {
+            self.memory.with_own(|contents| {
+                Ok(contents.open()?.send_handle(&self.handle, readers).map_err(Into::into))
             })
         })
     }
@@ -153,55 +305,70 @@ impl Mapping {
     /// # Safety
     /// Python passes a view that is valid for a write.
     unsafe fn __getbuffer__(this: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
-        let range = |mapping: &umf::Mapping<'static>| {
-            let view = mapping.read_view::<u8>().map_err(|error| from_umf(error.into()))?;
-            let start = view.as_ptr().cast_mut().cast();
-            Ok(Range { start, length: view.len(), is_read_only: mapping.is_read_only() })
+        let range = |contents: &Contents| match contents {
+            Contents::Open(mapping) => {
+                let view = mapping.read_view::<u8>().map_err(|error| no_buffer(error.into()))?;
+                let start = view.as_ptr().cast_mut().cast();
+                Ok(Range { start, length: view.len(), is_read_only: mapping.is_read_only() })
+            }
+            Contents::Copy(copy) => {
+                Ok(Range { start: copy.start().cast(), length: copy.length, is_read_only: false })
+            }
         };
-        // SAFETY: Python's view; the memory is mapped while the mapping exists.
+        // SAFETY: Python's view; the memory is mapped while the contents exist.
         unsafe { this.get().memory.fill_buffer(this.as_any(), view, flags, range) }
     }
 
+    /// Does nothing: the buffer's `Export` keeps the memory. numpy looks for it: without it,
+    /// `numpy.frombuffer` would keep this object only, and no buffer.
+    ///
     /// # Safety
-    /// Called once for each buffer.
-    unsafe fn __releasebuffer__(&self, _view: *mut ffi::Py_buffer) {
-        self.memory.release_buffer();
-    }
+    /// None.
+    #[expect(clippy::unused_self, reason = "a slot of the buffer protocol")]
+    unsafe fn __releasebuffer__(&self, _view: *mut ffi::Py_buffer) {}
 
     fn __repr__(&self) -> String {
         let state = if self.memory.is_closed() { ", closed" } else { "" };
-        format!("<umf.Mapping of {} bytes of process {}{state}>", self.size, self.handle.pid())
+        let (size, mode, pid) = (self.size, self.mode(), self.handle.pid());
+        format!("<umf.Mapping of {size} bytes of process {pid}, {mode}{state}>")
     }
 }
 
 /// Opens a handle: a `Handle`, its 256 bytes, or its text.
+///
+/// The mode is "shared" (reading and writing), "readonly" (writing is refused; the same as
+/// `readonly=True`), or "private": a copy that belongs to this process. A private copy can be written
+/// even if the handle is read-only. The producer does not see its writes, it does not see later writes
+/// of the producer, and it keeps no memory of the producer.
 #[pyfunction]
-#[pyo3(signature = (handle, *, readonly = false))]
+#[pyo3(signature = (handle, *, readonly = false, mode = None))]
 pub(crate) fn open<'py>(
     python: Python<'py>,
     handle: &Bound<'py, PyAny>,
     readonly: bool,
+    mode: Option<&str>,
 ) -> PyResult<Bound<'py, Mapping>> {
+    let mode = Mode::of(mode, readonly)?;
     let handle = decode(handle)?;
-    let opened = python.detach(|| if readonly { umf::open_read_only(&handle) } else { umf::open(&handle) });
-    let mapping = opened.map_err(from_umf)?;
-    let size = mapping.len();
-    let registered = Registered::new(mapping.address().value());
-    let mapping = Bound::new(python, Mapping { memory: Memory::new(mapping), handle, size, registered })?;
-    mapping.get().registered.register(mapping.as_any(), size)?;
+    let opened = python.detach(|| match mode {
+        Mode::Shared => umf::open(&handle).map(Contents::Open),
+        Mode::ReadOnly => umf::open_read_only(&handle).map(Contents::Open),
+        Mode::Private => PrivateCopy::of(&umf::open_read_only(&handle)?).map(Contents::Copy),
+    });
+    let (contents, size, registered) = match opened.map_err(from_umf)? {
+        Contents::Open(mapping) => {
+            let (size, address) = (mapping.len(), mapping.address().value());
+            (Contents::Open(mapping), size, Some(Registered::new(address)))
+        }
+        Contents::Copy(copy) => {
+            let size = copy.length;
+            (Contents::Copy(copy), size, None)
+        }
+    };
+    let mapping = Mapping { memory: Memory::new(contents), handle, size, mode, registered };
+    let mapping = Bound::new(python, mapping)?;
+    if let Some(registered) = &mapping.get().registered {
+        registered.register(mapping.as_any(), size)?;
+    }
     Ok(mapping)
-}
-
-/// Cancels a handle that this process has sent and that no process will open. Returns whether a reader
-/// could have opened it.
-#[pyfunction]
-pub(crate) fn cancel(python: Python<'_>, handle: &Bound<'_, PyAny>) -> PyResult<bool> {
-    let handle = decode(handle)?;
-    python.detach(|| umf::cancel_handle(&handle)).map_err(from_umf)
-}
-
-/// Returns the number of handles that this process has sent and that not all readers have opened.
-#[pyfunction]
-pub(crate) fn in_transit(python: Python<'_>) -> PyResult<usize> {
-    python.detach(umf::handles_in_transit).map_err(from_umf)
 }

@@ -1,33 +1,80 @@
 //! [`Memory`]: the memory of a block or mapping, which outlives a call of `free` or `close` while a
 //! buffer of it is in use. [`Registered`] and [`find`]: the objects by the addresses of their memory.
 
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
-use std::sync::Mutex;
+use std::mem::ManuallyDrop;
+use std::ops::Deref;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyWeakref, PyWeakrefMethods, PyWeakrefReference};
+use umf_sync::Lock;
 
-use crate::errors::{ClosedError, Error};
+use crate::errors::{ClosedError, Error, ForkError};
+use crate::fork::{self, Forks, KeepForChildren};
 
-/// Memory that buffers (`memoryview`, numpy arrays) use. `T` keeps it.
+/// Memory that buffers (`memoryview`, numpy arrays, torch tensors) use. `T` keeps it.
 ///
-/// A buffer keeps the Python object alive, and with it this. If the object is closed while it has
-/// buffers, the memory is kept until the last of them ends. New buffers and calls are refused from
-/// then on.
-pub(crate) struct Memory<T> {
-    state: Mutex<State<T>>,
+/// Each buffer shares the keeper, by an [`Export`]. If the object is closed while it has buffers, the
+/// memory is kept until the last of them ends. New buffers and calls are refused from then on.
+pub(crate) struct Memory<T: KeepForChildren> {
+    /// `None` once the object was closed.
+    keeper: Lock<Option<Arc<Keeper<T>>>>,
+    /// The keeper, if consumers without buffers use the memory until the object dies.
+    pinned: Lock<Option<Arc<Keeper<T>>>>,
 }
 
-struct State<T> {
-    /// `None` once the memory was released.
-    keeper: Option<T>,
-    is_closed: bool,
-    /// Number of buffers.
-    buffers: usize,
+/// Releases the memory when it is dropped, or once the children of the forks since then have ended. In
+/// a forked child the memory is the parent's: dropping it there does nothing.
+pub(crate) struct Keeper<T: KeepForChildren> {
+    value: ManuallyDrop<T>,
+    process: u32,
+    /// The latest fork when it was made.
+    fork: u64,
+}
+
+impl<T: KeepForChildren> Keeper<T> {
+    fn is_of_this_process(&self) -> bool {
+        self.process == umf_sync::fork::generation()
+    }
+}
+
+impl<T: KeepForChildren> Deref for Keeper<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.value
+    }
+}
+
+impl<T: KeepForChildren> Drop for Keeper<T> {
+    fn drop(&mut self) {
+        if !self.is_of_this_process() {
+            return;
+        }
+        // SAFETY: the value is taken once, as the keeper is dropped once.
+        let value = unsafe { ManuallyDrop::take(&mut self.value) };
+        match Forks::since(self.fork) {
+            Some(forks) => value.keep(forks),
+            None => drop(value),
+        }
+    }
+}
+
+/// The object that a buffer keeps (`Py_buffer.obj`), and with it the memory.
+///
+/// It is not the block or mapping itself, because consumers such as `torch.frombuffer` keep that object
+/// and release the buffer at once: the memory would end with a call of `free` under a live tensor.
+#[pyclass(module = "umf", frozen)]
+struct Export {
+    _memory: Arc<dyn Any + Send + Sync>,
+    /// Keeps the block or mapping registered, for [`find`].
+    _object: Py<PyAny>,
 }
 
 /// Where a buffer begins, its length, and whether it may be written.
@@ -37,43 +84,81 @@ pub(crate) struct Range {
     pub(crate) is_read_only: bool,
 }
 
-impl<T> Memory<T> {
-    pub(crate) const fn new(keeper: T) -> Self {
-        Self { state: Mutex::new(State { keeper: Some(keeper), is_closed: false, buffers: 0 }) }
+impl<T: KeepForChildren + Sync + 'static> Memory<T> {
+    pub(crate) fn new(value: T) -> Self {
+        let process = umf_sync::fork::generation();
+        let keeper = Keeper { value: ManuallyDrop::new(value), process, fork: fork::latest() };
+        Self { keeper: Lock::new(Some(Arc::new(keeper))), pinned: Lock::new(None) }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, State<T>> {
-        self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    /// Returns a share of the memory: it is released once all shares are dropped, even if it is closed
+    /// before. A share needs no Python object, so that any thread may drop it at any time.
+    ///
+    /// # Errors
+    /// `ClosedError` after [`Memory::close`].
+    pub(crate) fn share(&self) -> PyResult<Arc<Keeper<T>>> {
+        self.keeper.lock().clone().ok_or_else(|| {
+            ClosedError::new_err("the memory was freed or closed; keep the object open as long as it is used")
+        })
     }
 
-    /// Calls `use_it` with the memory.
+    /// Calls `use_it` with the memory, which is not released meanwhile.
     ///
     /// # Errors
     /// `ClosedError` after [`Memory::close`].
     pub(crate) fn with<R>(&self, use_it: impl FnOnce(&T) -> PyResult<R>) -> PyResult<R> {
-        let state = self.lock();
-        match &state.keeper {
-            Some(keeper) if !state.is_closed => use_it(keeper),
-            _ => Err(ClosedError::new_err(
-                "the memory was freed or closed; keep the object open as long as it is used",
-            )),
-        }
+        use_it(&*self.share()?)
     }
 
-    /// Releases the memory, or marks it for release at the end of its last buffer. Returns `false` if
-    /// it was closed before.
+    /// As [`Memory::with`], for what a forked child cannot do with memory of its parent.
+    ///
+    /// # Errors
+    /// `ForkError` in a forked child of the process that made it.
+    pub(crate) fn with_own<R>(&self, use_it: impl FnOnce(&T) -> PyResult<R>) -> PyResult<R> {
+        let keeper = self.share()?;
+        if keeper.is_of_this_process() {
+            return use_it(&keeper);
+        }
+        Err(ForkError::new_err(
+            "the memory belongs to the parent process, from which this process was forked; copy it to memory \
+             of this process (umf.array), or let the parent send the handle",
+        ))
+    }
+
+    /// Releases the memory at once, or at the end of its last buffer. Returns `false` if it was closed
+    /// before.
     pub(crate) fn close(&self) -> bool {
-        let mut state = self.lock();
-        let was_open = !std::mem::replace(&mut state.is_closed, true);
-        let keeper = if state.buffers == 0 { state.keeper.take() } else { None };
-        drop(state);
-        // Without the lock: it may unmap.
-        drop(keeper);
-        was_open
+        let keeper = self.keeper.lock().take();
+        // Dropped without the lock: it may unmap.
+        keeper.is_some()
+    }
+
+    /// Keeps the memory until the Python object dies, even if it is closed before: for consumers that
+    /// keep the object and no buffer.
+    ///
+    /// # Errors
+    /// `ClosedError` after [`Memory::close`].
+    pub(crate) fn pin(&self) -> PyResult<()> {
+        let keeper = self.share()?;
+        let replaced = self.pinned.lock().replace(keeper);
+        drop(replaced);
+        Ok(())
+    }
+
+    /// Closes the memory as [`Memory::close`] does, and returns it if nothing else uses it; otherwise
+    /// what keeps it.
+    pub(crate) fn take(&self) -> Result<T, Option<Arc<Keeper<T>>>> {
+        let keeper = self.keeper.lock().take().ok_or(None)?;
+        if !keeper.is_of_this_process() || Forks::since(keeper.fork).is_some() {
+            return Err(Some(keeper));
+        }
+        let mut keeper = ManuallyDrop::new(Arc::try_unwrap(keeper).map_err(Some)?);
+        // SAFETY: the value is taken once, as the keeper is not dropped.
+        Ok(unsafe { ManuallyDrop::take(&mut keeper.value) })
     }
 
     pub(crate) fn is_closed(&self) -> bool {
-        self.lock().is_closed
+        self.keeper.lock().is_none()
     }
 
     /// Fills a buffer request of Python for `object`, which has this memory.
@@ -91,45 +176,37 @@ impl<T> Memory<T> {
         if view.is_null() {
             return Err(PyBufferError::new_err("a buffer request without a view"));
         }
-        let range = self.with(range)?;
+        // SAFETY: the caller guarantees a valid view. An error leaves it without an object.
+        unsafe { (*view).obj = std::ptr::null_mut() };
+        let keeper = self.share()?;
+        let range = range(&keeper)?;
         if range.is_read_only && flags & ffi::PyBUF_WRITABLE != 0 {
-            // SAFETY: the caller guarantees a valid view.
-            unsafe { (*view).obj = std::ptr::null_mut() };
-            return Err(PyBufferError::new_err("the memory is read-only: open it for writing"));
+            return Err(PyBufferError::new_err(
+                "the memory is read-only: open it for writing, or as a private copy (mode=\"private\")",
+            ));
         }
         let length = ffi::Py_ssize_t::try_from(range.length)
             .map_err(|_| Error::new_err("the memory is larger than a buffer can be"))?;
         let read_only = c_int::from(range.is_read_only);
-        // SAFETY: the view is valid, the object lives, and the range is memory of the caller.
+        let export = Bound::new(object.py(), Export { _memory: keeper, _object: object.clone().unbind() })?;
+        // SAFETY: the view is valid, and the range is memory that the export keeps.
         let filled =
-            unsafe { ffi::PyBuffer_FillInfo(view, object.as_ptr(), range.start, length, read_only, flags) };
-        if filled != 0 {
-            return Err(PyErr::fetch(object.py()));
-        }
-        self.lock().buffers += 1;
-        Ok(())
-    }
-
-    /// Ends a buffer.
-    pub(crate) fn release_buffer(&self) {
-        let mut state = self.lock();
-        state.buffers = state.buffers.saturating_sub(1);
-        let keeper = if state.buffers == 0 && state.is_closed { state.keeper.take() } else { None };
-        drop(state);
-        drop(keeper);
+            unsafe { ffi::PyBuffer_FillInfo(view, export.as_ptr(), range.start, length, read_only, flags) };
+        if filled == 0 { Ok(()) } else { Err(PyErr::fetch(object.py())) }
     }
 }
 
 /// Objects with memory, by the address of its first byte. Several mappings can have one address.
-static OBJECTS: Mutex<BTreeMap<(u64, u64), Entry>> = Mutex::new(BTreeMap::new());
+static OBJECTS: Lock<BTreeMap<(u64, u64), Entry>> = Lock::new(BTreeMap::new());
 
 struct Entry {
     length: usize,
     object: Py<PyWeakref>,
 }
 
-fn objects() -> std::sync::MutexGuard<'static, BTreeMap<(u64, u64), Entry>> {
-    OBJECTS.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+/// Returns whether this process has no object with memory.
+pub(crate) fn are_none() -> bool {
+    OBJECTS.lock().is_empty()
 }
 
 /// The entry of an object in the table. Dropping it removes the entry.
@@ -145,14 +222,14 @@ impl Registered {
     /// Enters an object with this key and `length` bytes of memory.
     pub(crate) fn register(&self, object: &Bound<'_, PyAny>, length: usize) -> PyResult<()> {
         let weak = PyWeakrefReference::new(object)?.into_any().cast_into::<PyWeakref>()?;
-        objects().insert((self.0, self.1), Entry { length, object: weak.unbind() });
+        OBJECTS.lock().insert((self.0, self.1), Entry { length, object: weak.unbind() });
         Ok(())
     }
 }
 
 impl Drop for Registered {
     fn drop(&mut self) {
-        let removed = objects().remove(&(self.0, self.1));
+        let removed = OBJECTS.lock().remove(&(self.0, self.1));
         // Without the lock: it may run Python code.
         drop(removed);
     }
@@ -166,22 +243,22 @@ const STARTS: usize = 8;
 #[pyfunction]
 pub(crate) fn find(python: Python<'_>, address: u64, length: usize) -> Option<(Py<PyAny>, u64)> {
     let end = address.checked_add(length as u64)?;
-    let objects = objects();
     let mut starts = 0;
     let mut last = None;
-    for (&(start, _), entry) in objects.range(..=(address, u64::MAX)).rev() {
+    let mut candidates = Vec::new();
+    for (&(start, _), entry) in OBJECTS.lock().range(..=(address, u64::MAX)).rev() {
         if last != Some(start) {
             last = Some(start);
             starts += 1;
             if starts > STARTS {
-                return None;
+                break;
             }
         }
-        if end <= start + entry.length as u64
-            && let Some(object) = entry.object.bind(python).upgrade()
-        {
-            return Some((object.unbind(), address - start));
+        if end <= start + entry.length as u64 {
+            candidates.push((start, entry.object.clone_ref(python)));
         }
     }
-    None
+    // Without the lock, as `upgrade` may wait for other threads in free-threaded CPython.
+    let upgrade = |(start, object): (u64, Py<PyWeakref>)| Some((object.bind(python).upgrade()?, start));
+    candidates.into_iter().find_map(upgrade).map(|(object, start)| (object.unbind(), address - start))
 }

@@ -2,16 +2,19 @@
 
 use std::ffi::c_int;
 use std::num::NonZeroU16;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use umf::OwnedBlock;
 
+use crate::device::no_buffer;
 use crate::errors::{ForkError, argument, from_umf};
+use crate::fork::release_kept;
 use crate::handle::Handle;
 use crate::memory::{Memory, Range, Registered};
+use crate::transit;
 
 /// A pool of memory. Blocks of a shared pool can be opened by other processes.
 ///
@@ -23,12 +26,12 @@ pub(crate) struct Pool {
 }
 
 impl Pool {
-    fn new(pool: umf::Result<umf::Pool>) -> PyResult<Self> {
+    pub(crate) fn new(pool: umf::Result<umf::Pool>) -> PyResult<Self> {
         Ok(Self { pool: pool.map_err(from_umf)?, pid: std::process::id() })
     }
 
     /// Returns the pool in the process that made it.
-    fn get(&self) -> PyResult<&umf::Pool> {
+    pub(crate) fn get(&self) -> PyResult<&umf::Pool> {
         if self.pid == std::process::id() {
             return Ok(&self.pool);
         }
@@ -128,7 +131,7 @@ impl Pool {
 /// its buffers are gone.
 #[pyclass(module = "umf", frozen, weakref)]
 pub(crate) struct Block {
-    memory: Memory<OwnedBlock>,
+    pub(crate) memory: Memory<OwnedBlock>,
     size: usize,
     pid: u32,
     registered: Registered,
@@ -149,15 +152,15 @@ impl Block {
     /// Returns the handle of the block, which other processes open. It is stale once the block is
     /// freed.
     fn handle(&self, python: Python<'_>) -> PyResult<Handle> {
-        python.detach(|| self.memory.with(|block| Ok(Handle(block.handle().map_err(from_umf)?))))
+        python.detach(|| self.memory.with_own(|block| Ok(Handle(block.handle().map_err(from_umf)?))))
     }
 
     /// Returns a handle for a message that `readers` processes open: the memory is kept until they
-    /// have, even if the block is freed before.
-    #[pyo3(signature = (readers = NonZeroU16::MIN))]
-    fn send_handle(&self, python: Python<'_>, readers: NonZeroU16) -> PyResult<Handle> {
-        python
-            .detach(|| self.memory.with(|block| Ok(Handle(block.send_handle_to(readers).map_err(from_umf)?))))
+    /// have, even if the block is freed before. If too much is in transit, waits for readers for at most
+    /// `timeout` seconds.
+    #[pyo3(signature = (readers = NonZeroU16::MIN, *, timeout = 0.0))]
+    fn send_handle(&self, python: Python<'_>, readers: NonZeroU16, timeout: f64) -> PyResult<Handle> {
+        transit::send(python, timeout, || self.memory.with_own(|block| Ok(block.send_handle_to(readers))))
     }
 
     /// Frees the block, once no buffer of it is in use. Does nothing the second time.
@@ -190,18 +193,20 @@ impl Block {
     unsafe fn __getbuffer__(this: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         let range = |block: &OwnedBlock| {
             // Refuses device memory.
-            let view = block.view::<u8>().map_err(from_umf)?;
+            let view = block.view::<u8>().map_err(no_buffer)?;
             Ok(Range { start: view.as_mut_ptr().cast(), length: view.len(), is_read_only: false })
         };
         // SAFETY: Python's view; the block's memory is host-accessible while the block exists.
         unsafe { this.get().memory.fill_buffer(this.as_any(), view, flags, range) }
     }
 
+    /// Does nothing: the buffer's `Export` keeps the memory. numpy looks for it: without it,
+    /// `numpy.frombuffer` would keep this object only, and no buffer.
+    ///
     /// # Safety
-    /// Called once for each buffer.
-    unsafe fn __releasebuffer__(&self, _view: *mut ffi::Py_buffer) {
-        self.memory.release_buffer();
-    }
+    /// None.
+    #[expect(clippy::unused_self, reason = "a slot of the buffer protocol")]
+    unsafe fn __releasebuffer__(&self, _view: *mut ffi::Py_buffer) {}
 
     fn __repr__(&self) -> String {
         let state = if self.memory.is_closed() { ", freed" } else { "" };
@@ -209,11 +214,24 @@ impl Block {
     }
 }
 
-/// Waits until no memory is held for other processes, for at most `timeout` seconds. Returns the bytes
+/// Waits until no memory is held for other processes and forked children, for at most `timeout` seconds. Returns the bytes
 /// that still are.
 #[pyfunction]
 #[pyo3(signature = (timeout = 0.0))]
 pub(crate) fn drain(python: Python<'_>, timeout: f64) -> PyResult<u64> {
     let timeout = Duration::try_from_secs_f64(timeout).map_err(|_| argument("a timeout is not negative"))?;
-    Ok(python.detach(|| umf::drain(timeout)).bytes)
+    Ok(python.detach(|| {
+        let begin = Instant::now();
+        let held = umf::drain(timeout).bytes;
+        let mut pause = Duration::from_micros(50);
+        loop {
+            let kept = release_kept();
+            let left = timeout.saturating_sub(begin.elapsed());
+            if kept == 0 || left.is_zero() {
+                return held + kept;
+            }
+            std::thread::sleep(pause.min(left));
+            pause = (2 * pause).min(Duration::from_millis(5));
+        }
+    }))
 }

@@ -50,8 +50,10 @@ impl Child {
         output: impl Fn() -> Stdio,
     ) -> std::io::Result<Child> {
         let (channel, child_end) = UnixStream::pair()?;
-        // Runs the same file even if its name is gone.
-        let process = Command::new("/proc/self/exe")
+        let program = crate::START.get().map(Vec::as_slice).unwrap_or_default();
+        let (file, first) = program.split_first().ok_or(ErrorKind::NotFound)?;
+        let process = Command::new(file)
+            .args(first)
             .args(arguments)
             .envs(variables.iter().copied())
             .stdin(OwnedFd::from(child_end))

@@ -1,7 +1,6 @@
 //! Output of the subcommands: printing, progress, formatted sizes, and the exit code of a failure.
 
 use std::io::{ErrorKind, IsTerminal, Write};
-use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::builder::styling::Style;
@@ -57,13 +56,13 @@ pub(crate) enum Failure {
 }
 
 /// Prints a failure and returns its exit code. A closed pipe (`umf info | head`) is a success.
-pub(crate) fn exit_code(outcome: Result<(), Failure>) -> ExitCode {
+pub(crate) fn exit_code(outcome: Result<(), Failure>) -> u8 {
     match outcome {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(Failure::Output(error)) if error.kind() == ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Ok(()) => 0,
+        Err(Failure::Output(error)) if error.kind() == ErrorKind::BrokenPipe => 0,
         Err(failure) => {
             print_diagnostic(&failure.to_string());
-            if matches!(failure, Failure::Settings(_)) { ExitCode::from(2) } else { ExitCode::FAILURE }
+            if matches!(failure, Failure::Settings(_)) { 2 } else { 1 }
         }
     }
 }

@@ -73,17 +73,40 @@ pub enum Error {
         /// The generation of the slot.
         now: u64,
     },
-    /// The handle was sent for as many openers as have claimed it, or its sender cancelled it or
-    /// ended, and its memory was freed since.
+    /// The handle was sent for as many openers as have claimed it, or its sender ended, and its memory
+    /// was freed since.
     #[error(
         "cannot open the handle of slot {slot} of producer {pid}: its memory was freed, and it was opened as often as its \
-         sender said, cancelled, or its sender ended; let the sender send it again, for more readers if more are to open it"
+         sender said, or its sender ended; let the sender send it again, for more readers if more are to open it"
     )]
     TicketClaimed {
         /// The producer's process id.
         pid: u32,
         /// The ledger slot.
         slot: u32,
+    },
+    /// The sender of the handle has cancelled it, or has given it up because too much was in transit for
+    /// too long ([`crate::transit::TransitLimits`]), and its memory was freed since.
+    #[error(
+        "cannot open the handle of slot {slot} of producer {pid}: its sender cancelled the message, or gave it up after \
+         ipc.expire_after_ms, and its memory was freed since; let the sender send it again, and read messages sooner"
+    )]
+    TicketExpired {
+        /// The producer's process id.
+        pid: u32,
+        /// The ledger slot.
+        slot: u32,
+    },
+    /// Too much memory of this process has handles in transit ([`crate::transit`]).
+    #[error(
+        "cannot send a handle: {bytes} bytes of this process are in transit, and the limit is {limit} (ipc.max_in_transit); \
+         let readers open what was sent, cancel what none will read, or raise the limit"
+    )]
+    TransitFull {
+        /// Bytes in transit.
+        bytes: u64,
+        /// The limit.
+        limit: u64,
     },
     /// A handle is passed on that is not the one that its mapping was opened with.
     #[error(

@@ -13,6 +13,7 @@
 //! - [`exporter`]: exports blocks and regions, and retires them before their memory is freed
 //! - [`importer`]: opens handles, keeps mappings in a bounded cache
 //! - [`transfer`]: how a descriptor is fetched: `pidfd`, `procfs`, `socket`
+//! - [`transit`]: the bound of handles in transit
 //! - [`inspect`]: reads the ledgers of running and of killed processes
 //! - `ledger`: the shared file that shows which exports are current
 //! - `lease`: the shared file that shows which exports are open
@@ -34,6 +35,7 @@ mod lease;
 mod ledger;
 mod protocol;
 pub mod transfer;
+pub mod transit;
 
 /// Sockets that serve descriptors to processes of the same user: the exporter's, and those of other
 /// crates that serve descriptors in the same way.

@@ -404,7 +404,7 @@ impl Channel {
         what: &'static str,
         is_done: impl Fn() -> bool,
     ) -> Result<()> {
-        let (mut limit, bell) = (Limit::new(timeout), self.shared.bell.word());
+        let (mut limit, bell) = (Limit::of_call(timeout, self.settings()), self.shared.bell.word());
         for _ in 0..2000 {
             if is_done() {
                 return Ok(());
@@ -420,6 +420,7 @@ impl Channel {
             if limit.is_over(Instant::now()) {
                 return if is_done() { Ok(()) } else { Err(limit.error(what)) };
             }
+            limit.check_interrupt()?;
             sys::sleep(bell, seen, limit.at_most(SLICE));
         }
     }

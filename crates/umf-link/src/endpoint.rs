@@ -19,6 +19,7 @@ use umf_os::socket::{PeerTrust, peer, peer_trust};
 use umf_sync::{failpoint, fork};
 
 use crate::channel::{Channel, InboxFds, InboxShared, PeerFiles};
+use crate::settings::check_interrupt;
 use crate::shared_files::{Bell, OwnLane, PeerCatalog, PeerLane};
 use crate::sys::CloseOnFork;
 use crate::{Error, Link, LinkAddress, LinkSettings, Result, sys};
@@ -193,14 +194,16 @@ pub(crate) fn connect(
         return Err(Error::OtherMachine);
     }
     let deadline = Deadline::after(timeout.unwrap_or(Duration::MAX));
+    let interrupt = shared.settings.interrupt;
     let absent = || Error::NotListening { name: address.socket(), pid: address.pid() };
     let failed = |errno| match errno {
         Errno::TIMEDOUT => timed_out("accepting the connection", timeout),
+        Errno::INTR => Error::Interrupted,
         Errno::CONNRESET | Errno::PIPE | Errno::CONNREFUSED => absent(),
         errno => Error::system("connect")(errno),
     };
     let socket = sys::new_socket().map_err(Error::system("socket"))?;
-    sys::connect(&socket, address.socket().as_bytes(), deadline).map_err(failed)?;
+    sys::connect(&socket, address.socket().as_bytes(), deadline, interrupt).map_err(failed)?;
     failpoint!("link.connected");
     let pid = trusted_pid(&socket)?;
     let nonce = u128::from_le_bytes(random().map_err(Error::system("getrandom"))?);
@@ -209,7 +212,7 @@ pub(crate) fn connect(
     send_files(socket.as_fd(), &lane, &fd, (shared, fds), (Kind::Hello, words)).map_err(failed)?;
     failpoint!("link.proposed");
     let mut bytes = [0; PACKET_SIZE + 1];
-    let (length, received) = sys::receive(&socket, &mut bytes, deadline).map_err(failed)?;
+    let (length, received) = sys::receive(&socket, &mut bytes, deadline, interrupt).map_err(failed)?;
     let bytes = &bytes[..length];
     if let Some(refused) = Packet::decode(bytes, Kind::Refused) {
         return Ok(Err(refused.words));
@@ -307,7 +310,7 @@ impl PendingConnection {
 /// Waits for the [`Kind::Agreed`] packet of a rank. Returns whether it arrived.
 pub(crate) fn has_agreed(channel: &Channel) -> bool {
     let (mut bytes, deadline) = ([0; PACKET_SIZE], Deadline::after(channel.settings().handshake));
-    let agreed = sys::receive(channel.socket(), &mut bytes, deadline);
+    let agreed = sys::receive(channel.socket(), &mut bytes, deadline, None);
     let packet = agreed.ok().and_then(|(length, _)| Packet::decode(&bytes[..length], Kind::Agreed));
     packet.is_some_and(|packet| packet.lane == channel.own_lane.nonce())
 }
@@ -365,10 +368,11 @@ impl Endpoint {
         let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         loop {
             let remaining = end.map(|end| end.saturating_duration_since(Instant::now()));
-            let pending = self.pending(remaining).map_err(|error| match error {
-                Error::TimedOut { .. } => timed_out("a connection", timeout),
-                error => error,
-            })?;
+            let pending =
+                self.pending(remaining, self.builder.settings.interrupt).map_err(|error| match error {
+                    Error::TimedOut { .. } => timed_out("a connection", timeout),
+                    error => error,
+                })?;
             if pending.hello.words != [0; 4] {
                 tracing::warn!(pending.pid, "a rank of a job connected to an endpoint for links");
                 pending.refuse([1, 0, 0, 0]);
@@ -383,7 +387,11 @@ impl Endpoint {
     }
 
     /// Waits for a process to connect and to send its hello.
-    pub(crate) fn pending(&self, timeout: Option<Duration>) -> Result<PendingConnection> {
+    pub(crate) fn pending(
+        &self,
+        timeout: Option<Duration>,
+        interrupt: Option<fn() -> bool>,
+    ) -> Result<PendingConnection> {
         if self.process != fork::generation() {
             return Err(Error::Forked);
         }
@@ -404,7 +412,9 @@ impl Endpoint {
                     if remaining.is_some_and(|remaining| remaining.is_zero()) {
                         return Err(timed_out("a connection", timeout));
                     }
-                    sys::is_ready(self.listener.as_fd(), PollFlags::IN, remaining)
+                    check_interrupt(interrupt)?;
+                    let most = sys::slice(remaining, interrupt);
+                    sys::is_ready(self.listener.as_fd(), PollFlags::IN, most)
                         .map_err(Error::system("poll"))?;
                 }
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
@@ -431,7 +441,7 @@ impl Endpoint {
         let wait =
             remaining.map_or(handshake, |remaining| remaining.max(Duration::from_millis(1)).min(handshake));
         let mut bytes = [0; PACKET_SIZE + 1];
-        let why = match sys::receive(&socket, &mut bytes, Deadline::after(wait)) {
+        let why = match sys::receive(&socket, &mut bytes, Deadline::after(wait), None) {
             Ok((length, fds)) => match Packet::decode(&bytes[..length], Kind::Hello) {
                 Some(hello) => return Ok(Some(PendingConnection { pid, hello, socket, fds })),
                 None => "its first packet is no hello".to_owned(),

@@ -67,6 +67,12 @@ pub enum Error {
         /// The timeout.
         milliseconds: u64,
     },
+    /// The program's function `interrupt` ended the call.
+    #[error(
+        "cannot finish the call: the program interrupted it (LinkSettings::interrupt); call it again, or join a new job \
+         if it was a collective"
+    )]
+    Interrupted,
     /// The peer has ended or called `exec`.
     #[error(
         "peer {pid} is gone: it ended, was killed or called exec; make a link with the process that replaces it"

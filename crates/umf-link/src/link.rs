@@ -17,7 +17,7 @@ use crate::remote::Direct;
 use crate::send::{Loan, SendRequest};
 use crate::spans::Spans;
 use crate::view::View;
-use crate::wait::{EAGER, Limit};
+use crate::wait::EAGER;
 use crate::{Engine, Error, LinkStatistics, Result, TagMatch};
 
 /// A channel between two processes of one machine: messages with tags in both directions, and
@@ -210,7 +210,7 @@ impl<I: BorrowMut<Inbox>> Link<I> {
         let matching = self.matching(wanted);
         let (inbox, index) = self.inbox_and_index();
         inbox.check_here()?;
-        let mut limit = Limit::new(inbox.timeout);
+        let mut limit = inbox.limit();
         inbox.wait(Some(index), &mut limit, "receiving", |inbox| inbox.attempt_view(&matching))
     }
 
@@ -419,7 +419,7 @@ impl Inbox {
     }
 
     fn recv_slow(&mut self, index: usize, wanted: TagMatch, into: Destination<'_>) -> Result<Received> {
-        let mut limit = Limit::new(self.timeout);
+        let mut limit = self.limit();
         let matching = Matching::new(Some(index), wanted, Context::Messages);
         let mut receiving = Receiving::new(matching, into, Some(limit));
         self.wait(Some(index), &mut limit, "receiving", |inbox| inbox.attempt(&mut receiving))
@@ -440,7 +440,7 @@ impl Inbox {
         if let Some(received) = request.received {
             return Ok(received);
         }
-        let (mut limit, receiving) = (Limit::new(self.timeout), &mut request.receiving);
+        let (mut limit, receiving) = (self.limit(), &mut request.receiving);
         self.wait(receiving.matching.peer, &mut limit, "receiving", |inbox| inbox.attempt(receiving))
     }
 
@@ -462,7 +462,7 @@ impl Inbox {
         mut meanwhile: impl FnMut(&mut Self, bool) -> Option<Error>,
     ) -> Result<()> {
         sends.iter().try_for_each(|request| self.check_request(request))?;
-        let mut limit = Limit::new(self.timeout);
+        let mut limit = self.limit();
         self.wait(None, &mut limit, "finishing requests", |inbox| {
             let is_from_any = |request: &RecvRequest<'_>| {
                 request.received.is_none() && request.receiving.matching.peer.is_none()

@@ -126,7 +126,11 @@ pub(crate) fn impossible(engine: Engine, why: impl Into<String>) -> Error {
 fn separate_final_errors(outcome: Result<FetchOutcome>) -> Result<Result<FetchOutcome>> {
     match outcome {
         Err(error)
-            if error.is_final() || matches!(error, Error::TimedOut { .. } | Error::PartlyCombined { .. }) =>
+            if error.is_final()
+                || matches!(
+                    error,
+                    Error::TimedOut { .. } | Error::Interrupted | Error::PartlyCombined { .. }
+                ) =>
         {
             Err(error)
         }

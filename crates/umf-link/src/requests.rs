@@ -19,7 +19,6 @@ use crate::offer::REQUEST;
 use crate::protocol::Load;
 use crate::queue::Context;
 use crate::remote::{Direct, Transfer};
-use crate::wait::Limit;
 use crate::{Error, Result, Span};
 
 /// Words of a request before the bytes to put.
@@ -176,7 +175,7 @@ impl Inbox {
             outstanding: [(0, 0); REQUESTS as usize],
             failed: None,
         };
-        let mut limit = Limit::new(self.timeout);
+        let mut limit = self.limit();
         let copied = self.wait(Some(index), &mut limit, "a one-sided transfer", |inbox| {
             let peer = inbox.peer(index);
             // Before the answers, so that answers from before the end of the registration are read.

@@ -23,7 +23,6 @@ use crate::outgoing::{BacklogEntry, OfferSlot, OutgoingSlot};
 use crate::protocol::{self, Load};
 use crate::queue::Context;
 use crate::receive::impossible;
-use crate::wait::Limit;
 use crate::{Engine, Error, LinkStatistics, Result};
 
 /// A message of [`crate::Link::start_send`] in progress. It makes progress in calls to which this
@@ -180,7 +179,7 @@ impl Inbox {
     fn send_slow(&mut self, index: usize, tag: u64, source: Source<'_>) -> Result<()> {
         self.peer(index).check_open()?;
         let mut sending = Sending::new(tag, Context::Messages, source, true);
-        let mut limit = Limit::new(self.timeout);
+        let mut limit = self.limit();
         let sent =
             self.wait(Some(index), &mut limit, "sending", |inbox| inbox.poll_send(index, &mut sending));
         let Err(error) = sent else { return Ok(()) };
@@ -206,7 +205,7 @@ impl Inbox {
         let mut sending = Sending::new(tag, context, source, false);
         if self.shared.settings.engine == Some(Engine::Inline) {
             // An `inline` message is sent in the ring only, so the call waits for space.
-            let mut limit = Limit::new(self.timeout);
+            let mut limit = self.limit();
             self.wait(Some(index), &mut limit, "sending", |inbox| inbox.poll_send(index, &mut sending))?;
         } else if self.poll_send(index, &mut sending)?.is_none() && matches!(sending.state, SendState::New) {
             let offer = self.describe(&sending.source.0, false)?;
@@ -294,7 +293,7 @@ impl Inbox {
         if let Some(loan) = self.try_hand_over(index, tag, block)? {
             return Ok(loan);
         }
-        let mut limit = Limit::new(self.timeout);
+        let mut limit = self.limit();
         self.wait(Some(index), &mut limit, "handing memory over", |inbox| {
             inbox.flush(index)?;
             inbox.try_hand_over(index, tag, block)

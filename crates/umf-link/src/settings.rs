@@ -5,7 +5,12 @@ use core::time::Duration;
 use umf_core::settings::{Auto, ByteSize, Microseconds, Milliseconds};
 
 use crate::layout::MAX_INLINE;
-use crate::sys;
+use crate::{Error, Result, sys};
+
+/// Fails if `interrupt` says so.
+pub(crate) fn check_interrupt(interrupt: Option<fn() -> bool>) -> Result<()> {
+    if interrupt.is_some_and(|is_interrupted| is_interrupted()) { Err(Error::Interrupted) } else { Ok(()) }
+}
 
 umf_core::words! {
     /// A mechanism that copies a message from one process to the other.
@@ -53,6 +58,10 @@ umf_core::settings! {
     parts {
         /// How long connecting and accepting may take once the other side is there. Default: 2 s.
         pub handshake: Duration = Duration::from_secs(2);
+        /// A function that calls run at least every 25 ms once they sleep. If it returns `true`, the
+        /// call ends with [`Error::Interrupted`](crate::Error::Interrupted). For the signals of an
+        /// interpreter. Default: none.
+        pub interrupt: Option<fn() -> bool> = None;
     }
 }
 

@@ -16,6 +16,9 @@ use rustix::net::{
 use rustix::thread::futex;
 use umf_ipc::fd_socket::Deadline;
 
+use crate::settings::check_interrupt;
+use crate::wait::SLICE;
+
 pub(crate) use umf_os::CloseOnFork;
 pub(crate) use umf_os::process::effective_uid;
 
@@ -45,12 +48,31 @@ pub(crate) fn is_free(name: &[u8]) -> Result<bool> {
     }
 }
 
-/// Connects to the socket that listens at an abstract name.
-pub(crate) fn connect(socket: &OwnedFd, name: &[u8], deadline: Deadline) -> Result<()> {
+/// Returns the time until a call has to check the deadline, or `interrupt`. Fails with `EINTR` if
+/// `interrupt` ends the call.
+fn next_slice(deadline: Deadline, interrupt: Option<fn() -> bool>) -> Result<Option<Duration>> {
+    let left = deadline.left()?;
+    check_interrupt(interrupt).map_err(|_| Errno::INTR)?;
+    Ok(slice(left, interrupt))
+}
+
+/// Returns the time for which a call may wait before it checks `interrupt`.
+pub(crate) fn slice(left: Option<Duration>, interrupt: Option<fn() -> bool>) -> Option<Duration> {
+    if interrupt.is_none() { left } else { Some(left.map_or(SLICE, |left| left.min(SLICE))) }
+}
+
+/// Connects to the socket that listens at an abstract name. Fails with `EINTR` if `interrupt` ends
+/// the call.
+pub(crate) fn connect(
+    socket: &OwnedFd,
+    name: &[u8],
+    deadline: Deadline,
+    interrupt: Option<fn() -> bool>,
+) -> Result<()> {
     let address = SocketAddrUnix::new_abstract_name(name)?;
     loop {
         // Only `connect` waits for a full backlog; `poll` does not report it.
-        set_socket_timeout(socket, Timeout::Send, deadline.left()?)?;
+        set_socket_timeout(socket, Timeout::Send, next_slice(deadline, interrupt)?)?;
         match rustix::net::connect(socket, &address) {
             Err(Errno::INTR | Errno::AGAIN) => {}
             other => return other,
@@ -71,11 +93,12 @@ pub(crate) fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>])
 }
 
 /// Waits for one packet. Returns its length and its descriptors. Fails with `ECONNRESET` if the
-/// other end is closed.
+/// other end is closed, with `EINTR` if `interrupt` ends the call.
 pub(crate) fn receive(
     socket: impl AsFd,
     bytes: &mut [u8],
     deadline: Deadline,
+    interrupt: Option<fn() -> bool>,
 ) -> Result<(usize, Vec<OwnedFd>)> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FDS))];
     let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
@@ -101,7 +124,7 @@ pub(crate) fn receive(
             }
             Err(Errno::INTR) => {}
             Err(Errno::AGAIN) => {
-                is_ready(socket.as_fd(), PollFlags::IN, deadline.left()?)?;
+                is_ready(socket.as_fd(), PollFlags::IN, next_slice(deadline, interrupt)?)?;
             }
             Err(errno) => return Err(errno),
         }

@@ -15,7 +15,8 @@ use std::time::{Duration, Instant};
 use umf_sync::failpoint;
 
 use crate::inbox::Inbox;
-use crate::{Error, Result, protocol, sys};
+use crate::settings::check_interrupt;
+use crate::{Error, LinkSettings, Result, protocol, sys};
 
 /// Polls before the first reading of the clock. Most answers arrive within them.
 pub(crate) const EAGER: u32 = 2000;
@@ -45,11 +46,23 @@ const BACKOFF: u8 = 32;
 pub(crate) struct Limit {
     timeout: Option<Duration>,
     end: Option<Instant>,
+    /// As [`crate::LinkSettings::interrupt`].
+    interrupt: Option<fn() -> bool>,
 }
 
 impl Limit {
     pub(crate) const fn new(timeout: Option<Duration>) -> Self {
-        Self { timeout, end: None }
+        Self { timeout, end: None, interrupt: None }
+    }
+
+    /// Returns the limit of a call of the application.
+    pub(crate) const fn of_call(timeout: Option<Duration>, settings: &LinkSettings) -> Self {
+        Self { timeout, end: None, interrupt: settings.interrupt }
+    }
+
+    /// Fails if the call is to be interrupted.
+    pub(crate) fn check_interrupt(&self) -> Result<()> {
+        check_interrupt(self.interrupt)
     }
 
     pub(crate) const fn is_none(&self) -> bool {
@@ -196,6 +209,11 @@ impl Spinning {
 }
 
 impl Inbox {
+    /// Returns the limit of a call of the application.
+    pub(crate) fn limit(&self) -> Limit {
+        Limit::of_call(self.timeout, &self.shared.settings)
+    }
+
     /// Polls until `poll` returns a value, the watched peer is gone or the limit is reached.
     /// Between polls the inbox makes progress.
     #[inline]
@@ -271,6 +289,8 @@ impl Inbox {
                 self.drain();
                 return poll(self)?.ok_or(end);
             }
+            // Without a last poll: what has arrived is left to the next call.
+            limit.check_interrupt()?;
         }
     }
 
@@ -308,8 +328,10 @@ impl Inbox {
 
 #[cfg(test)]
 mod tests {
+    use core::sync::atomic::{AtomicBool, Ordering};
+
     use super::*;
-    use crate::{LinkBuilder, LinkSettings};
+    use crate::LinkBuilder;
 
     const MOST: Duration = Duration::from_micros(1000);
     const HOUR: Duration = Duration::from_secs(3600);
@@ -441,6 +463,23 @@ mod tests {
         let over = inbox.wait(Some(0), &mut limit, "a test", |_| Ok(None::<()>));
         assert!(matches!(over, Err(Error::TimedOut { .. })));
         assert_eq!(inbox.spin.length(HOUR), first);
+    }
+
+    #[test]
+    fn interrupt_ends_wait() {
+        static IS_INTERRUPTED: AtomicBool = AtomicBool::new(false);
+        let interrupt: fn() -> bool = || IS_INTERRUPTED.load(Ordering::Relaxed);
+        let settings = LinkSettings { interrupt: Some(interrupt), ..LinkSettings::default() };
+        let [mut link, mut peer] = LinkBuilder::new().settings(settings).pair();
+        IS_INTERRUPTED.store(true, Ordering::Relaxed);
+        assert_eq!(link.recv(1, &mut [0; 4]), Err(Error::Interrupted));
+        assert_eq!(link.send(1, &[7; 1 << 20]), Err(Error::Interrupted));
+        // Neither call has lost a message.
+        peer.send(1, b"kept").unwrap();
+        link.send(2, b"sent").unwrap();
+        let mut into = [0; 4];
+        assert_eq!((link.recv(1, &mut into).unwrap().length, &into), (4, b"kept"));
+        assert_eq!((peer.recv(2, &mut into).unwrap().length, &into), (4, b"sent"));
     }
 
     /// Runs a test in a thread that is bound to one processor.

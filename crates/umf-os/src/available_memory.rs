@@ -30,6 +30,14 @@ impl AvailableMemory {
         Self { groups: cgroup::hierarchy().unwrap_or_default().into_boxed_slice() }
     }
 
+    /// Returns the bytes of memory of this machine, in use or not, without swap. `None` if a seccomp
+    /// filter forbids `sysinfo(2)`.
+    #[must_use]
+    pub fn whole_machine() -> Option<u64> {
+        let info = system_information()?;
+        Some(info.totalram.saturating_mul(u64::from(info.mem_unit)))
+    }
+
     /// Checks that `size` bytes do not exceed all memory and swap of this machine, in use or not.
     /// The kernel checks this for private memory, but not for memory files, of which it counts
     /// touched pages only. Succeeds if the kernel always overcommits (`vm.overcommit_memory` is 1).

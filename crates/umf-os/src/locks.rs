@@ -91,13 +91,19 @@ impl<'f> OfdLocks<'f> {
         Self(fd.as_fd())
     }
 
+    /// Returns the locks of the description behind `fd`, to query locks that other descriptions hold.
+    #[must_use]
+    pub const fn of_descriptor(fd: BorrowedFd<'f>) -> Self {
+        Self(fd)
+    }
+
     /// Acquires the write lock of a byte. Returns `false` if another description holds a lock on
     /// it.
     ///
     /// # Errors
     /// Those of `fcntl(2)`.
     pub fn try_write_lock(self, byte: u64) -> Result<bool> {
-        match self.control(libc::F_OFD_SETLK, libc::F_WRLCK, byte) {
+        match self.control(libc::F_OFD_SETLK, libc::F_WRLCK, byte, 1) {
             Ok(_) => {
                 failpoint!("lock.taken");
                 Ok(true)
@@ -112,7 +118,7 @@ impl<'f> OfdLocks<'f> {
     /// # Errors
     /// Those of `fcntl(2)`.
     pub fn unlock(self, byte: u64) -> Result<()> {
-        self.control(libc::F_OFD_SETLK, libc::F_UNLCK, byte).map(drop)
+        self.control(libc::F_OFD_SETLK, libc::F_UNLCK, byte, 1).map(drop)
     }
 
     /// Returns whether another description holds the write lock of a byte. A read lock does not
@@ -121,17 +127,30 @@ impl<'f> OfdLocks<'f> {
     /// # Errors
     /// Those of `fcntl(2)`.
     pub fn is_write_locked(self, byte: u64) -> Result<bool> {
-        Ok(self.control(libc::F_OFD_GETLK, libc::F_RDLCK, byte)? != libc::F_UNLCK)
+        self.is_any_write_locked(byte..byte.saturating_add(1))
     }
 
-    /// Runs a lock operation on one byte. Returns the type of lock that the kernel reports.
-    fn control(self, command: libc::c_int, kind: libc::c_int, byte: u64) -> Result<libc::c_int> {
+    /// Returns whether another description holds the write lock of any of the bytes.
+    ///
+    /// # Errors
+    /// Those of `fcntl(2)`.
+    pub fn is_any_write_locked(self, bytes: core::ops::Range<u64>) -> Result<bool> {
+        let count = bytes.end.saturating_sub(bytes.start);
+        if count == 0 {
+            return Ok(false);
+        }
+        Ok(self.control(libc::F_OFD_GETLK, libc::F_RDLCK, bytes.start, count)? != libc::F_UNLCK)
+    }
+
+    /// Runs a lock operation on `count` bytes. Returns the type of lock that the kernel reports.
+    fn control(self, command: libc::c_int, kind: libc::c_int, byte: u64, count: u64) -> Result<libc::c_int> {
         let start = libc::off_t::try_from(byte).map_err(|_| Errno::INVAL)?;
+        let count = libc::off_t::try_from(count).map_err(|_| Errno::INVAL)?;
         let mut lock = libc::flock {
             l_type: kind as libc::c_short,
             l_whence: libc::SEEK_SET as libc::c_short,
             l_start: start,
-            l_len: 1,
+            l_len: count,
             // Open file description locks require 0.
             l_pid: 0,
         };
@@ -182,6 +201,19 @@ mod tests {
         assert!(!locks.is_write_locked(PAGE as u64).unwrap());
         assert!(locks.try_write_lock(PAGE as u64).unwrap());
         locks.unlock(PAGE as u64).unwrap();
+    }
+
+    #[test]
+    fn query_of_a_range_finds_each_lock_in_it() {
+        let (fd, identity) = file();
+        let holder = ReopenedFile::of(fd.as_fd(), identity).unwrap();
+        assert!(holder.locks().try_write_lock(1 << 40).unwrap() && holder.locks().try_write_lock(7).unwrap());
+        let locks = OfdLocks::of_descriptor(fd.as_fd());
+        for (bytes, expected) in
+            [(0..7, false), (0..8, true), (7..8, true), (8..1 << 40, false), (8..(1 << 40) + 1, true), (7..7, false)]
+        {
+            assert_eq!(locks.is_any_write_locked(bytes.clone()), Ok(expected), "{bytes:?}");
+        }
     }
 
     #[test]

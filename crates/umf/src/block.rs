@@ -251,7 +251,8 @@ impl<'p> Block<'p> {
     /// [`Mapping::send_handle`].
     ///
     /// # Errors
-    /// As [`Block::export`]; those of the lease table, and a limit of 524,288 handles in transit.
+    /// As [`Block::export`]; those of the lease table; [`umf_ipc::Error::TransitFull`]; a limit of
+    /// 524,288 handles in transit.
     pub fn send_handle_to(&self, readers: NonZeroU16) -> Result<Handle> {
         // SAFETY: only shared memory can be exported. A shared block gives out views and copies, no
         // references. The block is borrowed, so that it is not freed meanwhile.

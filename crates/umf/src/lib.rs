@@ -26,7 +26,7 @@
 //! | typed views of memory that other processes may write | [`Block::view`], [`Mapping::view`], [`View`], [`Plain`] |
 //! | reserve, automatic release | [`Pool::reserve`], [`PoolBuilder::max_cached`], [`PoolBuilder::release_after`] |
 //! | out of memory | [`Pool::on_out_of_memory`], [`OutOfMemoryEvent`], [`OutOfMemoryAction`] |
-//! | statistics, maps, history, leaks | [`Pool::statistics`], [`map`], [`history`], [`leaks`], [`CheckSettings`] |
+//! | statistics, maps, history, leaks | [`Pool::statistics`], [`statistics()`], [`map`], [`history`], [`leaks`], [`CheckSettings`] |
 //! | settings | [`init`], `umf.toml`, `UMF_*` variables: [`settings`](mod@settings) |
 //! | providers and pools of other crates | [`registry`] |
 //! | messages between two processes; ranks of a job | [`link`] |
@@ -81,6 +81,7 @@ mod process;
 pub mod registry;
 #[cfg(feature = "config")]
 pub mod settings;
+mod statistics;
 
 pub use block::{Block, OwnedBlock, cpu_access};
 #[cfg(feature = "slab")]
@@ -94,6 +95,7 @@ pub use process::{
 };
 #[cfg(feature = "config")]
 pub use process::{init, settings, warnings};
+pub use statistics::{NamedPoolStatistics, ProcessStatistics, statistics};
 pub use umf_core::deferred::{DeferredStatistics, OnFree};
 pub use umf_core::out_of_memory::{OutOfMemoryAction, OutOfMemoryEvent};
 pub use umf_core::statistics::PoolStatistics;
@@ -123,7 +125,7 @@ pub mod ipc {
     pub use umf_ipc::{
         BootId, CacheStatistics, DecodeError, Error, Exchange, Export, Exporter, ExporterSettings,
         FailedAttempt, HANDLE_SIZE, Handle, Importer, ImporterBuilder, ImporterSettings, LimitPolicy,
-        Mapping, Mode, Nonce, Ptracer, Result, fd_socket, inspect,
+        Mapping, Mode, Nonce, Ptracer, Result, fd_socket, inspect, transit,
     };
 }
 

@@ -150,6 +150,7 @@ fn create(loader: Loader) -> Result<Process> {
     if let Some(shards) = ipc.importer_shards {
         importer.shards = shards as usize;
     }
+    umf_ipc::transit::set_limits(ipc.max_in_transit, ipc.expire_after);
     let mut builder = Importer::builder().settings(importer);
     for kind in registry::provider_kinds() {
         // The settings of the set named after the kind, else of the first set of the kind, else the
@@ -207,6 +208,11 @@ pub fn exporter() -> Result<&'static Exporter> {
 #[inline]
 pub fn known_exporter() -> Option<&'static Exporter> {
     current().map(|process| &process.exporter)
+}
+
+/// Returns exporter and importer if this process has used one.
+pub(crate) fn known() -> Option<(&'static Exporter, &'static Importer)> {
+    current().map(|process| (&process.exporter, &process.importer))
 }
 
 /// Returns the importer of this process, which [`open`] uses.

@@ -72,6 +72,11 @@ umf_core::settings! {
         /// Timeout of an exchange over a socket, in milliseconds.
         pub open_timeout("open_timeout_ms"): Duration as Milliseconds = Duration::from_secs(2),
             "a whole number of milliseconds, at least 1" if |time| !time.is_zero();
+        /// Limit of the bytes of blocks whose handles were sent (send_handle) and not opened yet; 0 is
+        /// a quarter of the memory of the machine or control group. At the limit a send fails.
+        pub max_in_transit: u64 as ByteSize = 0;
+        /// Age in milliseconds from which sent handles are given up when max_in_transit is reached.
+        pub expire_after("expire_after_ms"): Duration as Milliseconds = umf_ipc::transit::DEFAULT_EXPIRE_AFTER;
         /// Whether an open takes a lease. While a lease is held, freed memory is not reused. "off"
         /// is for processes that can neither open files through /proc nor connect to the exporter's
         /// socket, and that check is_current themselves.

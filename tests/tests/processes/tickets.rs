@@ -133,8 +133,69 @@ fn cancelled_message_is_a_plain_handle() {
     assert_eq!(importer.ok(&format!("cancel {message}")), "false");
     assert_eq!(producer.ok(&format!("cancel {message}")), "true");
     assert_eq!(producer.ok(&format!("cancel {message}")), "false");
-    importer.fails(&format!("open {message} -> got"), "TicketClaimed");
+    importer.fails(&format!("open {message} -> got"), "TicketExpired");
     assert_released(&mut producer);
+    // The slot is used again, but not the word of the ticket.
+    producer.ok("alloc p 10240 -> p.block");
+    producer.handle("handle p.block");
+    importer.fails(&format!("open {message} -> got"), "TicketExpired");
+    spawn!().start().fails(&format!("open {message} -> got"), "TicketExpired");
+}
+
+#[test]
+fn send_fails_at_the_limit_of_bytes_until_a_message_is_read() {
+    let mut producer = spawn!().env("UMF_IPC_MAX_IN_TRANSIT", "64KiB").start();
+    let mut importer = importer("auto");
+    producer.ok("pool p shared");
+    // Alone, a block that exceeds the limit is sent.
+    producer.ok("alloc p 100000 -> p.large");
+    let large = producer.handle("send p.large 1");
+    producer.ok("alloc p 4000 -> p.block");
+    let text = producer.fails("send p.block 1", "TransitFull");
+    assert!(text.contains("ipc.max_in_transit"), "{text}");
+    // Several messages of one block count it once.
+    let again = producer.handle("send p.large 1");
+    for message in [large, again] {
+        importer.ok(&format!("open {message} -> large"));
+        importer.ok("close large");
+    }
+    let messages: Vec<_> = (0..6).map(|seed| send(&mut producer, seed, 1).0).collect();
+    producer.ok("alloc p 10240 -> p.late");
+    producer.fails("send p.late 1", "TransitFull");
+    importer.ok(&format!("open {} -> got", messages[0]));
+    importer.check("got", 0);
+    producer.handle("send p.late 1");
+}
+
+#[test]
+fn oldest_messages_are_given_up_at_the_limit_of_bytes() {
+    let mut producer =
+        spawn!().env("UMF_IPC_MAX_IN_TRANSIT", "64KiB").env("UMF_IPC_EXPIRE_AFTER_MS", "300").start();
+    let mut importer = importer("auto");
+    producer.ok("pool p shared");
+    let messages: Vec<_> = (0..6).map(|seed| send(&mut producer, seed, 1).0).collect();
+    importer.ok(&format!("open {} -> first", messages[0]));
+    // Age alone cancels nothing.
+    std::thread::sleep(Duration::from_millis(400));
+    assert_eq!(producer.ok("in-transit"), "5");
+    importer.ok(&format!("open {} -> second", messages[1]));
+    let (young, _) = send(&mut producer, 10, 1);
+    let (younger, _) = send(&mut producer, 11, 1);
+    assert_eq!(producer.ok("in-transit"), "6");
+    producer.ok("alloc p 10240 -> p.late");
+    let late = producer.handle("send p.late 1");
+    // The late message has the word of the last one.
+    for message in &messages[2..5] {
+        let text = importer.fails(&format!("open {message} -> old"), "TicketExpired");
+        assert!(text.contains("expire_after_ms"), "{text}");
+    }
+    for (message, seed) in [(young, 10), (younger, 11)] {
+        importer.ok(&format!("open {message} -> young"));
+        importer.check("young", seed);
+    }
+    importer.ok(&format!("open {late} -> late"));
+    importer.check("first", 0);
+    importer.check("second", 1);
 }
 
 #[test]

@@ -162,8 +162,12 @@ fn sum(numbers: impl Iterator<Item = u64>) -> u64 {
 pub(super) fn find() -> Result<Search, Failure> {
     // One fd for each ledger of the machine.
     sys::raise_fd_limit();
-    umf::ipc::inspect::find()
-        .map_err(|error| Failure::Message(format!("cannot scan for processes: {error}; mount /proc")))
+    scan().map_err(Failure::Message)
+}
+
+/// Scans as [`find`] does, with the limit of open files as it is.
+pub(super) fn scan() -> Result<Search, String> {
+    umf::ipc::inspect::find().map_err(|error| format!("cannot scan for processes: {error}; mount /proc"))
 }
 
 /// Merges ledgers into processes, ordered by process id. Running processes come first.

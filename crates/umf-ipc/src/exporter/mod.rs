@@ -152,7 +152,7 @@ impl Exporter {
     ///
     /// # Errors
     /// As [`Exporter::get`]; those of opening a lease table; [`crate::Error::LimitReached`] for more
-    /// than 524,288 handles in transit.
+    /// than 524,288 handles in transit; [`crate::Error::TransitFull`].
     ///
     /// # Safety
     /// As [`Exporter::get`]. The block is not freed during the call.

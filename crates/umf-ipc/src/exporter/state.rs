@@ -406,7 +406,7 @@ impl ExporterState {
     /// Those of taking a row; [`Error::Stale`] if the export is not current.
     pub(super) fn send(&self, handle: &Handle, readers: u16) -> Result<Handle> {
         let (slot, generation) = (handle.slot(), handle.generation());
-        let ticket = self.exports.send(slot, readers)?;
+        let ticket = self.exports.send(slot, handle.requested(), readers)?;
         // The caller has freed the block meanwhile (a bug): the lease may have come too late.
         if !self.exports.ledger.is_current(slot, generation) {
             self.exports.cancel(slot, ticket);

@@ -103,7 +103,7 @@ impl<'i> Mapping<'i> {
     ///
     /// # Errors
     /// [`Error::OtherHandle`]; those of opening a lease table; [`Error::LimitReached`] for more than
-    /// 524,288 handles in transit; [`Error::LeasesOff`] if this importer opens without leases;
+    /// 524,288 handles in transit; [`Error::TransitFull`]; [`Error::LeasesOff`] if this importer opens without leases;
     /// [`Error::Stale`] in a forked child of the process that opened it, if the memory was freed.
     pub fn send_handle(&self, handle: &Handle, readers: NonZeroU16) -> Result<Handle> {
         let OpenBlock { generation, slot, lease, .. } = self.block;
@@ -112,7 +112,8 @@ impl<'i> Mapping<'i> {
             return Err(Error::OtherHandle);
         }
         let lease = lease.ok_or(Error::LeasesOff)?;
-        let ticket = producer.send(slot, readers.get(), self.importer.exchange())?;
+        let bytes = self.block.length as u64;
+        let ticket = producer.send(slot, bytes, readers.get(), self.importer.exchange())?;
         // A forked child has no lease, so that the ticket's one may have come too late.
         if !lease.is_of_this_process() && !self.is_current_since_lease() {
             producer.cancel(slot, ticket);

@@ -111,7 +111,7 @@ impl ImporterInner {
         let opened = self.retry_after_eviction(|| self.open_checked(handle, access));
         let opened = opened.map_err(|error| match error {
             Error::Stale { .. } if handle.has_ticket() && !self.settings.leases => Error::LeasesOff,
-            Error::Stale { pid, slot, .. } if handle.has_ticket() => Error::TicketClaimed { pid, slot },
+            Error::Stale { pid, slot, .. } if handle.has_ticket() => self.ticket_error(handle, pid, slot),
             error => error,
         });
         if let Err(error) = &opened {
@@ -126,10 +126,26 @@ impl ImporterInner {
         opened
     }
 
+    /// Returns the error of a handle with a ticket that cannot be claimed, and whose block was freed.
+    fn ticket_error(&self, handle: &Handle, pid: u32, slot: u32) -> Error {
+        let is_cancelled = || {
+            let producer = self.producer(handle).ok()?;
+            producer.is_cancelled(handle.ticket()?, &self.settings.exchange).ok()
+        };
+        if is_cancelled() == Some(true) {
+            Error::TicketExpired { pid, slot }
+        } else {
+            Error::TicketClaimed { pid, slot }
+        }
+    }
+
     /// Removes the cached mappings and the producer that are useless after this error.
     fn clean_up_after(&self, error: &Error, handle: &Handle) {
         match error {
-            Error::Stale { .. } | Error::TicketClaimed { .. } | Error::LeasesOff => {
+            Error::Stale { .. }
+            | Error::TicketClaimed { .. }
+            | Error::TicketExpired { .. }
+            | Error::LeasesOff => {
                 self.cache.counters().stale.fetch_add(1, Ordering::Relaxed);
                 // The whole region may have been freed.
                 let window = self.window_size(handle).ok().flatten();

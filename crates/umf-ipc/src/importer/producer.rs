@@ -115,20 +115,30 @@ impl Producer {
     /// cannot be claimed any more.
     pub(super) fn claim(&self, ticket: Ticket, exchange: &Exchange) -> Result<bool> {
         let Ok(leases) = self.leases() else { return Ok(false) };
-        let fetch_table = || {
-            let no_table = Error::Misbehaved { pid: self.pid(), what: "its ledger names no lease table" };
-            let (number, _) = self.ledger.lease_table().ok_or(no_table)?;
-            Ok(self.channel.fetch(RemoteFd::LeaseTable(number), exchange)?.fd)
-        };
-        leases.claim(ticket, fetch_table)
+        leases.claim(ticket, || self.fetch_lease_table(exchange))
     }
 
-    /// Sends a ticket of an export that the caller has open.
-    pub(super) fn send(&self, slot: u32, readers: u16, exchange: &Exchange) -> Result<Ticket> {
+    fn fetch_lease_table(&self, exchange: &Exchange) -> Result<ReceivedFd> {
+        let no_table = Error::Misbehaved { pid: self.pid(), what: "its ledger names no lease table" };
+        let (number, _) = self.ledger.lease_table().ok_or(no_table)?;
+        Ok(self.channel.fetch(RemoteFd::LeaseTable(number), exchange)?.fd)
+    }
+
+    fn opened_leases(&self, exchange: &Exchange) -> Result<&ImporterLeases> {
         match self.leases() {
-            Ok(leases) => leases.send(slot, readers),
-            Err(vacant) => self.open_lease_table(vacant, exchange)?.send(slot, readers),
+            Ok(leases) => Ok(leases),
+            Err(vacant) => self.open_lease_table(vacant, exchange),
         }
+    }
+
+    /// Sends a ticket of an export of `bytes` bytes that the caller has open.
+    pub(super) fn send(&self, slot: u32, bytes: u64, readers: u16, exchange: &Exchange) -> Result<Ticket> {
+        self.opened_leases(exchange)?.send(slot, bytes, readers)
+    }
+
+    /// Returns whether the sender of a ticket has cancelled it.
+    pub(super) fn is_cancelled(&self, ticket: Ticket, exchange: &Exchange) -> Result<bool> {
+        self.opened_leases(exchange)?.is_cancelled(ticket, || self.fetch_lease_table(exchange))
     }
 
     /// Cancels a ticket that this process has sent.

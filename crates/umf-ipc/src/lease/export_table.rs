@@ -112,15 +112,15 @@ impl ExportTable {
         self.ledger.allocate_slot(|first, count| self.leases.reserve(first, count))
     }
 
-    /// Sends a ticket of a current export, whose block the caller does not free meanwhile.
-    pub(crate) fn send(&self, slot: u32, readers: u16) -> Result<Ticket> {
+    /// Sends a ticket of a current export of `bytes` bytes, whose block the caller does not free meanwhile.
+    pub(crate) fn send(&self, slot: u32, bytes: u64, readers: u16) -> Result<Ticket> {
         let mut tickets = self.tickets.lock();
         let own = match &mut *tickets {
             Some(own) => own,
             None => tickets.insert(self.open_own_rows()?),
         };
         self.has_sent.store(true, Ordering::SeqCst);
-        own.send(slot, readers)
+        own.send(slot, bytes, readers)
     }
 
     #[cold]

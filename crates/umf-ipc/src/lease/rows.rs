@@ -253,12 +253,12 @@ impl ImporterLeases {
         Ok(Lease { word, is_owner: NonNull::from(self.is_owner.word()) })
     }
 
-    /// Sends a ticket of the export in `slot`, which the ledger has, to `readers` openers. The caller
-    /// has the export open, or owns its memory and checks afterwards that it is current.
+    /// Sends a ticket of the export of `bytes` bytes in `slot`, which the ledger has, to `readers`
+    /// openers. The caller has the export open, or owns its memory and checks afterwards that it is current.
     ///
     /// # Errors
     /// Those of taking a row; [`Error::LimitReached`].
-    pub(crate) fn send(&self, slot: u32, readers: u16) -> Result<Ticket> {
+    pub(crate) fn send(&self, slot: u32, bytes: u64, readers: u16) -> Result<Ticket> {
         let take_row = || {
             let reopened = self.reopen().map_err(|errno| Error::System {
                 call: REOPENING,
@@ -272,7 +272,7 @@ impl ImporterLeases {
         let mark = |row| {
             protocol::set_opened_bit(self.head.opened_rows(slot), row_bit(row));
         };
-        self.sent.lock().send(slot, readers, &self.head.header().events.0, take_row, mark)
+        self.sent.lock().send(slot, bytes, readers, &self.head.header().events.0, take_row, mark)
     }
 
     /// Claims a ticket. The caller has acquired a lease of the same slot. `fetch_table` fetches
@@ -282,18 +282,40 @@ impl ImporterLeases {
         ticket: Ticket,
         fetch_table: impl FnOnce() -> Result<ReceivedFd>,
     ) -> Result<bool> {
-        let (shape, events) = (self.head.shape(), &self.head.header().events.0);
+        let events = &self.head.header().events.0;
         let claim = |word: &AtomicU64| protocol::ticket::claim(word, events, ticket.number);
-        let is_claimed = match self.ticket_rows.with_word(shape, ticket, claim) {
-            Some(is_claimed) => is_claimed,
-            None if !tickets::is_inside(shape, ticket) => false,
-            None => {
-                self.map_tickets(ticket.row, fetch_table)?;
-                self.ticket_rows.with_word(shape, ticket, claim).unwrap_or(false)
-            }
-        };
+        let is_claimed = self.with_ticket(ticket, fetch_table, claim)?;
         failpoint!("ticket.claimed");
         Ok(is_claimed)
+    }
+
+    /// Returns whether the sender of a ticket has cancelled it. `fetch_table` as for
+    /// [`ImporterLeases::claim`].
+    pub(crate) fn is_cancelled(
+        &self,
+        ticket: Ticket,
+        fetch_table: impl FnOnce() -> Result<ReceivedFd>,
+    ) -> Result<bool> {
+        self.with_ticket(ticket, fetch_table, |word| protocol::ticket::is_cancelled(word, ticket.number))
+    }
+
+    /// Calls `f` with the word of a ticket, which it maps first if necessary. Returns `false` if the
+    /// table does not have it.
+    fn with_ticket(
+        &self,
+        ticket: Ticket,
+        fetch_table: impl FnOnce() -> Result<ReceivedFd>,
+        f: impl Fn(&AtomicU64) -> bool,
+    ) -> Result<bool> {
+        let shape = self.head.shape();
+        match self.ticket_rows.with_word(shape, ticket, &f) {
+            Some(found) => Ok(found),
+            None if !tickets::is_inside(shape, ticket) => Ok(false),
+            None => {
+                self.map_tickets(ticket.row, fetch_table)?;
+                Ok(self.ticket_rows.with_word(shape, ticket, &f).unwrap_or(false))
+            }
+        }
     }
 
     /// Maps the ticket words of a row.

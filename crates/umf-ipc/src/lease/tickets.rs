@@ -7,6 +7,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::os::fd::AsFd;
+use std::time::Duration;
 
 use umf_os::{SharedMapping, SystemResult};
 use umf_sync::{Lock, failpoint};
@@ -14,7 +15,7 @@ use umf_sync::{Lock, failpoint};
 use super::layout::{ROW_HEADER, TICKET_WORDS, TableShape};
 use super::rows::LockedRow;
 use crate::handle::Ticket;
-use crate::{Error, Result, protocol::ticket};
+use crate::{Error, Result, protocol::ticket, transit};
 
 /// Rows that one sender may take for its tickets.
 const MAX_ROWS: usize = 64;
@@ -35,6 +36,8 @@ pub(super) struct SentTickets {
     used: usize,
     /// [`SentTickets::send`] polls at this number of tickets.
     poll_at: usize,
+    /// The bytes of these tickets, which are part of the sum of the process.
+    bytes: transit::Bytes,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -43,17 +46,21 @@ struct SentTicket {
     word: u16,
     /// The counter with the sender's lease.
     lease: NonNull<AtomicU64>,
+    /// The size of the export. Tickets of one export count once.
+    bytes: u64,
+    sent_at: Duration,
 }
 
 // SAFETY: the counter is an atomic in a mapping that `rows` keeps.
 unsafe impl Send for SentTicket {}
 
 impl SentTickets {
-    /// Sends a ticket of the export in `slot`, which the caller keeps open meanwhile. `take_row`
-    /// locks and clears another row, `mark` sets a row's bit in the slot's opened bitmap.
+    /// Sends a ticket of the export of `bytes` bytes in `slot`, which the caller keeps open meanwhile.
+    /// `take_row` locks and clears another row, `mark` sets a row's bit in the slot's opened bitmap.
     pub(super) fn send(
         &mut self,
         slot: u32,
+        bytes: u64,
         readers: u16,
         events: &AtomicU64,
         take_row: impl FnOnce() -> Result<LockedRow>,
@@ -62,6 +69,10 @@ impl SentTickets {
         if self.sent.len() >= self.poll_at.max(FIRST_POLL) {
             self.poll();
             self.poll_at = 2 * self.sent.len();
+        }
+        let is_counted = self.has_ticket_of(slot);
+        if !is_counted {
+            self.admit(bytes)?;
         }
         let (index, word) = self.free_word(take_row)?;
         let row = &mut self.rows[usize::from(index)];
@@ -80,9 +91,40 @@ impl SentTickets {
         failpoint!("ticket.sent");
         // The word is in use from here on.
         self.free.pop();
-        self.sent.insert((slot, number), SentTicket { row: index, word, lease });
+        if !is_counted {
+            self.bytes.add(bytes);
+        }
+        let sent_at = umf_os::clock::coarse();
+        self.sent.insert((slot, number), SentTicket { row: index, word, lease, bytes, sent_at });
         let row = u16::try_from(row_number).unwrap_or(u16::MAX);
         Ok(Ticket { number, row, word })
+    }
+
+    fn has_ticket_of(&self, slot: u32) -> bool {
+        self.sent.range((slot, 0)..=(slot, u64::MAX)).next().is_some()
+    }
+
+    /// Checks that `bytes` more may be in transit. At the limit, this releases what was claimed, and
+    /// cancels tickets that are too old.
+    fn admit(&mut self, bytes: u64) -> Result<()> {
+        if transit::check(bytes).is_ok() {
+            return Ok(());
+        }
+        self.poll();
+        if transit::check(bytes).is_err() {
+            self.expire();
+        }
+        transit::check(bytes)
+    }
+
+    /// Cancels the tickets that are older than the limit of their age.
+    #[cold]
+    fn expire(&mut self) {
+        let (now, age) = (umf_os::clock::coarse(), transit::limits().expire_after);
+        let is_old = |sent: &SentTicket| now.saturating_sub(sent.sent_at) > age;
+        let old: Vec<_> = self.sent.iter().filter(|(_, sent)| is_old(sent)).map(|(&key, _)| key).collect();
+        let expired = old.into_iter().filter(|&(slot, number)| self.cancel(slot, number)).count();
+        transit::note_expired(expired);
     }
 
     /// Returns a word that no ticket uses, the last one of `free`.
@@ -149,7 +191,10 @@ impl SentTickets {
 
     /// Releases the lease of a ticket that can be claimed no more.
     fn release(&mut self, key: (u32, u64)) {
-        let Some(SentTicket { row, word, lease }) = self.sent.remove(&key) else { return };
+        let Some(SentTicket { row, word, lease, bytes, .. }) = self.sent.remove(&key) else { return };
+        if !self.has_ticket_of(key.0) {
+            self.bytes.subtract(bytes);
+        }
         // SAFETY: `self.rows` keeps the row mapped.
         crate::protocol::release_lease(unsafe { lease.as_ref() });
         failpoint!("ticket.released");
@@ -162,8 +207,8 @@ impl SentTickets {
     }
 
     /// Takes the rows of a sender without tickets.
-    pub(super) fn into_rows(self) -> Vec<LockedRow> {
-        self.rows
+    pub(super) fn into_rows(mut self) -> Vec<LockedRow> {
+        core::mem::take(&mut self.rows)
     }
 }
 

@@ -117,7 +117,7 @@ pub(crate) mod ticket {
     }
 
     /// Sends a ticket of an export for which the sender has counted a lease ([`super::count_lease`])
-    /// in the row of `word`, a word that is 0. Returns the ticket's number. `is_unused`: no ticket
+    /// in the row of `word`, a word without readers. Returns the ticket's number. `is_unused`: no ticket
     /// of the sender has the number.
     pub(crate) fn send<W: Number>(
         word: &W,
@@ -167,11 +167,18 @@ pub(crate) mod ticket {
         false
     }
 
+    /// Returns whether the sender of a ticket has cancelled it. `false` once the word has another
+    /// ticket.
+    pub(crate) fn is_cancelled<W: Word>(word: &W, expected: u64) -> bool {
+        word.load(Ordering::SeqCst) == expected << READERS && expected != 0
+    }
+
     /// Cancels a ticket, by its sender. Returns whether a reader could have claimed it.
     pub(crate) fn cancel<W: Word>(word: &W, expected: u64) -> bool {
         let mut now = word.load(Ordering::SeqCst);
         while readers(now, expected).is_some() {
-            match word.compare_exchange(now, 0, Ordering::SeqCst, Ordering::SeqCst) {
+            // The number stays, for openers that ask why they cannot claim it.
+            match word.compare_exchange(now, expected << READERS, Ordering::SeqCst, Ordering::SeqCst) {
                 Ok(_) => return true,
                 Err(other) => now = other,
             }

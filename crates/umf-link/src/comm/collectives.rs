@@ -50,7 +50,7 @@ impl Communicator {
             if is_late && let Some(end) = self.missing().into_iter().find_map(|rank| self.ranks.end(rank)) {
                 return Err(end);
             }
-            self.pause(&mut pause, limit);
+            self.pause(&mut pause, limit)?;
         }
     }
 
@@ -95,7 +95,7 @@ impl Communicator {
 
     /// Runs one collective with all ranks. An error ends collectives of this communicator.
     fn run_collective(&mut self, run: impl FnOnce(Collective<'_>) -> Result<()>) -> Result<()> {
-        let mut limit = Limit::new(self.inbox.timeout);
+        let mut limit = self.inbox.limit();
         self.check_here()?;
         self.states.broken.clone().map_or(Ok(()), Err)?;
         self.adopt_links();

@@ -5,7 +5,7 @@ use crate::buffer::{Destination, Source};
 use crate::queue::{Context, Matching};
 use crate::receive::{Probed, Received, Receiving, RecvRequest};
 use crate::send::SendRequest;
-use crate::wait::{FRESH, Limit};
+use crate::wait::FRESH;
 use crate::{Error, Result, TagMatch, sys};
 
 /// Returns the pid of an ended rank from its error.
@@ -50,13 +50,13 @@ impl Communicator {
         into: impl Into<Destination<'d>>,
     ) -> Result<Received> {
         let matching = Matching::new(None, wanted.into(), Context::Messages);
-        let limit = Limit::new(self.inbox.timeout);
+        let limit = self.inbox.limit();
         self.receive_any(&mut Receiving::new(matching, into.into(), Some(limit)))
     }
 
     fn receive_any(&mut self, receiving: &mut Receiving<'_>) -> Result<Received> {
         self.check_here()?;
-        let mut limit = Limit::new(self.inbox.timeout);
+        let mut limit = self.inbox.limit();
         let Self { own_rank, inbox, states, ranks, .. } = self;
         let mut checked = 0;
         inbox.wait(None, &mut limit, "receiving", |inbox| {

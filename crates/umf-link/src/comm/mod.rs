@@ -237,7 +237,7 @@ impl Communicator {
 
     #[cold]
     fn connect(&mut self, rank: usize) -> Result<()> {
-        let (mut limit, mut pause) = (Limit::new(self.inbox.timeout), BACKOFF[0]);
+        let (mut limit, mut pause) = (self.inbox.limit(), BACKOFF[0]);
         let mut resource_errors = ResourceErrors::default();
         loop {
             let connected = self.ranks.connect_rank(rank, limit.at_most(MAX_ATTEMPT));
@@ -252,12 +252,12 @@ impl Communicator {
                 let absent = || self.ranks.absent(rank, limit.milliseconds());
                 return Err(resource_errors.error().unwrap_or_else(absent));
             }
-            self.pause(&mut pause, &mut limit);
+            self.pause(&mut pause, &mut limit)?;
         }
     }
 
     /// Sleeps until a link arrives, at most for `pause`, which is then doubled.
-    fn pause(&mut self, pause: &mut Duration, limit: &mut Limit) {
+    fn pause(&mut self, pause: &mut Duration, limit: &mut Limit) -> Result<()> {
         self.inbox.progress();
         let bell = self.inbox.shared.bell.word();
         let seen = protocol::fall_asleep(bell);
@@ -265,6 +265,7 @@ impl Communicator {
             sys::sleep(bell, seen, limit.at_most(*pause));
         }
         *pause = (*pause * 2).min(BACKOFF[1]);
+        limit.check_interrupt()
     }
 
     /// Returns the linked ranks.

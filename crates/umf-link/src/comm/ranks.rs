@@ -245,7 +245,7 @@ impl RanksShared {
                 Err(Error::SizeMismatch { other: other as usize, own: self.size })
             }
             Ok(Err(_)) => Ok(None),
-            Err(error @ Error::System { .. }) => Err(error),
+            Err(error @ (Error::System { .. } | Error::Interrupted)) => Err(error),
             Err(error) => {
                 tracing::debug!(%error, "a rank cannot be linked");
                 Ok(None)
@@ -255,7 +255,7 @@ impl RanksShared {
 
     fn serve(&self) {
         loop {
-            let pending = self.endpoint.pending(None);
+            let pending = self.endpoint.pending(None, None);
             if self.state().is_closed {
                 return;
             }

@@ -18,7 +18,7 @@ fn ticket_keeps_an_export_until_it_is_claimed_and_closed() {
     let table = table();
     let (sender, opener) = (importer(&table), importer(&table));
     for slot in [3, SLOTS - 1] {
-        let ticket = sender.send(slot, 1).unwrap();
+        let ticket = sender.send(slot, 4096, 1).unwrap();
         assert!(is_leased(&table, slot) && !is_leased(&table, slot ^ 1));
         assert_eq!(sender.poll_tickets(), 1);
         let lease = claim(&opener, slot, ticket).expect("the sender lives");
@@ -34,7 +34,7 @@ fn ticket_keeps_an_export_until_it_is_claimed_and_closed() {
 fn ticket_is_claimed_by_as_many_readers_as_the_sender_said() {
     let table = table();
     let (sender, opener, other) = (importer(&table), importer(&table), importer(&table));
-    let ticket = sender.send(9, 3).unwrap();
+    let ticket = sender.send(9, 4096, 3).unwrap();
     let first = claim(&opener, 9, ticket).unwrap();
     let second = claim(&other, 9, ticket).unwrap();
     assert_eq!(sender.poll_tickets(), 1);
@@ -51,7 +51,7 @@ fn ticket_is_claimed_by_as_many_readers_as_the_sender_said() {
 fn cancelled_ticket_is_not_claimed() {
     let table = table();
     let (sender, opener) = (importer(&table), importer(&table));
-    let (kept, cancelled) = (sender.send(4, 1).unwrap(), sender.send(4, 2).unwrap());
+    let (kept, cancelled) = (sender.send(4, 4096, 1).unwrap(), sender.send(4, 4096, 2).unwrap());
     assert!(sender.cancel(4, cancelled) && !sender.cancel(4, cancelled));
     assert!(!opener.cancel(4, kept), "another sender's");
     assert!(claim(&opener, 4, cancelled).is_none());
@@ -67,7 +67,7 @@ fn ticket_of_a_killed_sender_is_lost_and_releases_the_export() {
     let opener = importer(&table);
     let (before, after) = {
         let sender = importer(&table);
-        let tickets = (sender.send(2, 1).unwrap(), sender.send(2, 1).unwrap());
+        let tickets = (sender.send(2, 4096, 1).unwrap(), sender.send(2, 4096, 1).unwrap());
         sender.simulate_kill();
         tickets
     };
@@ -79,7 +79,7 @@ fn ticket_of_a_killed_sender_is_lost_and_releases_the_export() {
     assert!(claim(&opener, 2, after).is_none());
     // The words are free for a new sender in the same row, with other numbers.
     let sender = importer(&table);
-    let sent = sender.send(2, 1).unwrap();
+    let sent = sender.send(2, 4096, 1).unwrap();
     assert!(claim(&opener, 2, after).is_none());
     close(claim(&opener, 2, sent).unwrap());
 }
@@ -91,7 +91,7 @@ fn claim_behind_the_scan_is_found() {
     let (opener, sender) = (importer(&table), importer(&table));
     // The opened bitmap has the opener's row when the scan begins.
     close(open(&opener, 6));
-    let ticket = sender.send(6, 1).unwrap();
+    let ticket = sender.send(6, 4096, 1).unwrap();
     let mut scan = table.scan(6).unwrap();
     assert!(table.is_leased(6, &mut scan));
     let lease = claim(&opener, 6, ticket).unwrap();
@@ -105,7 +105,7 @@ fn claim_behind_the_scan_is_found() {
 fn dropped_sender_keeps_the_rows_of_its_tickets() {
     let table = table();
     let (sender, opener) = (importer(&table), importer(&table));
-    let ticket = sender.send(8, 1).unwrap();
+    let ticket = sender.send(8, 4096, 1).unwrap();
     drop(sender);
     assert!(is_leased(&table, 8));
     let lease = claim(&opener, 8, ticket).expect("the process of the sender lives");
@@ -116,7 +116,7 @@ fn dropped_sender_keeps_the_rows_of_its_tickets() {
 fn dropped_sender_releases_the_rows_of_claimed_tickets() {
     let table = table();
     let (sender, opener) = (importer(&table), importer(&table));
-    let ticket = sender.send(8, 1).unwrap();
+    let ticket = sender.send(8, 4096, 1).unwrap();
     close(claim(&opener, 8, ticket).unwrap());
     drop(sender);
     assert!(!is_leased(&table, 8));
@@ -128,7 +128,7 @@ fn more_tickets_than_a_row_has_words() {
     const TICKETS: usize = 20_000;
     let table = table();
     let (sender, opener) = (importer(&table), importer(&table));
-    let sent: Vec<_> = (0..TICKETS as u32).map(|n| sender.send(n % SLOTS, 1).unwrap()).collect();
+    let sent: Vec<_> = (0..TICKETS as u32).map(|n| sender.send(n % SLOTS, 4096, 1).unwrap()).collect();
     let words: std::collections::HashSet<_> = sent.iter().map(|ticket| (ticket.row, ticket.word)).collect();
     assert_eq!(words.len(), TICKETS);
     assert_eq!(sender.poll_tickets(), TICKETS);
@@ -138,7 +138,7 @@ fn more_tickets_than_a_row_has_words() {
     claimed.into_iter().for_each(close);
     assert!((0..SLOTS).all(|slot| !is_leased(&table, slot)));
     // The words are used again.
-    let again = sender.send(0, 1).unwrap();
+    let again = sender.send(0, 4096, 1).unwrap();
     assert!(words.contains(&(again.row, again.word)));
 }
 
@@ -148,7 +148,7 @@ fn limit_of_tickets_counts_unclaimed_ones_only() {
     let (sender, opener) = (importer(&table), importer(&table));
     let mut sent = Vec::new();
     let limit = loop {
-        match sender.send(5, 1) {
+        match sender.send(5, 4096, 1) {
             Ok(ticket) => sent.push(ticket),
             Err(Error::LimitReached { limit, .. }) => break limit,
             Err(error) => panic!("{error}"),
@@ -156,8 +156,8 @@ fn limit_of_tickets_counts_unclaimed_ones_only() {
     };
     assert_eq!((limit, sent.len()), (524_288, 524_288));
     close(claim(&opener, 5, sent[77]).unwrap());
-    sent[77] = sender.send(5, 1).expect("a ticket was claimed");
-    assert!(matches!(sender.send(5, 1), Err(Error::LimitReached { .. })));
+    sent[77] = sender.send(5, 4096, 1).expect("a ticket was claimed");
+    assert!(matches!(sender.send(5, 4096, 1), Err(Error::LimitReached { .. })));
     for &ticket in &sent {
         assert!(sender.cancel(5, ticket));
     }
@@ -169,9 +169,9 @@ fn limit_of_tickets_counts_unclaimed_ones_only() {
 fn numbers_of_open_tickets_differ() {
     let table = table();
     let (sender, opener) = (importer(&table), importer(&table));
-    let first = sender.send(3, 1).unwrap();
+    let first = sender.send(3, 4096, 1).unwrap();
     sender.set_events(first.number - 1);
-    let second = sender.send(3, 1).unwrap();
+    let second = sender.send(3, 4096, 1).unwrap();
     assert_ne!(first.number, second.number);
     for ticket in [first, second] {
         close(claim(&opener, 3, ticket).unwrap());
@@ -184,7 +184,7 @@ fn numbers_of_open_tickets_differ() {
 fn ticket_that_nothing_sent_is_not_claimed() {
     let table = table();
     let (sender, opener) = (importer(&table), importer(&table));
-    let sent = sender.send(1, 1).unwrap();
+    let sent = sender.send(1, 4096, 1).unwrap();
     for forged in [
         Ticket { row: u16::MAX, ..sent },
         Ticket { word: u16::MAX, ..sent },
@@ -215,7 +215,7 @@ proptest! {
             match op {
                 0 | 1 => {
                     let readers = u16::from(op) + 1;
-                    tickets.push((process, slot, own.send(slot, readers).unwrap(), readers));
+                    tickets.push((process, slot, own.send(slot, 4096, readers).unwrap(), readers));
                 }
                 2 if !tickets.is_empty() => {
                     let (_, slot, ticket, left) = index.get(&tickets);

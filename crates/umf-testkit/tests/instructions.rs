@@ -1,7 +1,7 @@
 //! Counts the instructions of the slab pool's common paths, and compares them with recorded
 //! ceilings. Unlike times, these counts do not depend on the load of the machine. Runs under
 //! valgrind's callgrind, in a release build:
-//! `cargo test --release --package umf-benches --test instructions -- --nocapture`.
+//! `cargo test --release --package umf-testkit --test instructions -- --nocapture`.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot continue ends")]
 #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
