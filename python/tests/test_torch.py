@@ -3,7 +3,6 @@
 UMF_TEST_WAIT is the time in seconds that the workers of a DataLoader wait between two epochs.
 """
 
-import atexit
 import contextlib
 import copy
 import gc
@@ -27,8 +26,6 @@ import umf.arrays
 try:
     import torch
 except ModuleNotFoundError:
-    # Printed when pytest captures no output any more.
-    atexit.register(print, "umf-skip: python: torch is not installed: test_torch.py did not run")
     pytest.skip("torch is not installed", allow_module_level=True)
 
 import torch.multiprocessing
