@@ -761,6 +761,18 @@ if __name__ == "__main__":
     assert child.stdout.strip() == "all", child.stderr
 
 
+def test_example_of_a_data_loader() -> None:
+    example = Path(__file__).parents[1] / "examples" / "dataloader.py"
+    child = subprocess.run(
+        ["sh", "-c", 'ulimit -n 64 && exec "$@"', "sh", sys.executable, example],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        check=False,
+    )
+    assert child.stdout.startswith("500 batches, mean 0.5"), child.stderr
+
+
 def test_exit_with_live_tensors_is_clean() -> None:
     source = """
 import threading, time, torch, umf.torch
