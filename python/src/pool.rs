@@ -16,6 +16,9 @@ use crate::handle::Handle;
 use crate::memory::{Memory, Range, Registered};
 use crate::transit;
 
+/// The largest size that is allocated with the GIL.
+const SHORT: usize = 1 << 20;
+
 /// A pool of memory. Blocks of a shared pool can be opened by other processes.
 ///
 /// A pool belongs to the process that made it: a forked child makes one of its own.
@@ -23,16 +26,19 @@ use crate::transit;
 pub(crate) struct Pool {
     pool: umf::Pool,
     pid: u32,
+    /// The process that made it, as forks count.
+    generation: u32,
 }
 
 impl Pool {
     pub(crate) fn new(pool: umf::Result<umf::Pool>) -> PyResult<Self> {
-        Ok(Self { pool: pool.map_err(from_umf)?, pid: std::process::id() })
+        let generation = umf_sync::fork::generation();
+        Ok(Self { pool: pool.map_err(from_umf)?, pid: std::process::id(), generation })
     }
 
     /// Returns the pool in the process that made it.
     pub(crate) fn get(&self) -> PyResult<&umf::Pool> {
-        if self.pid == std::process::id() {
+        if self.generation == umf_sync::fork::generation() {
             return Ok(&self.pool);
         }
         Err(ForkError::new_err(format!(
@@ -81,7 +87,9 @@ impl Pool {
         if size == 0 {
             return Err(argument("a block has at least one byte"));
         }
-        let block = python.detach(|| pool.allocate_aligned(size, align).map(umf::Block::into_owned));
+        let allocate = || pool.allocate_aligned(size, align).map(umf::Block::into_owned);
+        // Populating the pages of a large block takes long.
+        let block = if size > SHORT { python.detach(allocate) } else { allocate() };
         let block = block.map_err(from_umf)?;
         let registered = Registered::new(block.address().value());
         let block = Block { memory: Memory::new(block), size, pid: self.pid, registered };
