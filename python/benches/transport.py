@@ -1,7 +1,8 @@
 """Times of arrays between two processes: umf beside pickle, shared_memory, torch and ray.
 
 Each row is the median time of one message to a consumer and its answer, in microseconds.
-`send` sends an array that lies in the transport's memory already, and the consumer reads one element.
+`send` sends an array that lies in the transport's memory already, and the consumer reads one
+element.
 `whole` allocates an array, writes it, sends it, and the consumer reads all of it.
 """
 

@@ -48,8 +48,9 @@ def _note_copy(error: _umf.Error) -> None:
 
 def _needs_copy(owner: _umf.Block | _umf.Mapping) -> bool:
     """Whether memory was received from a process that may exit before the next reader opens it."""
-    is_open = isinstance(owner, _umf.Mapping) and owner.mode != "private"
-    return is_open and not transit.can_pass_on(bytes(owner.handle))
+    if not isinstance(owner, _umf.Mapping) or owner.mode == "private":
+        return False
+    return not transit.can_pass_on(bytes(owner.handle))
 
 
 def _reduce_array(given: numpy.ndarray[Any, Any]) -> Any:
