@@ -382,8 +382,7 @@ def test_forged_reply_is_an_error() -> None:
 
 def test_name_that_another_user_has_taken_is_refused() -> None:
     if os.geteuid() != 0:
-        print("umf-skip: names of other users: needs root to become another user")
-        pytest.skip("needs root")
+        pytest.skip("names of other users: needs root to become another user")
     name = f"squatted-{os.getpid()}"
     encoded = segments.encode(name)
     ready, done = os.pipe(), os.pipe()
@@ -409,8 +408,7 @@ def test_name_that_another_user_has_taken_is_refused() -> None:
 
 def test_other_users_cannot_ask_the_keeper() -> None:
     if os.geteuid() != 0:
-        print("umf-skip: requests of other users: needs root to become another user")
-        pytest.skip("needs root")
+        pytest.skip("requests of other users: needs root to become another user")
     name = f"private-{os.getpid()}"
     os.close(segments.create(name))
     address = _keeper.segment_address(segments.encode(name))
@@ -435,8 +433,7 @@ def test_other_users_cannot_ask_the_keeper() -> None:
 
 def test_user_change_starts_a_session() -> None:
     if os.geteuid() != 0:
-        print("umf-skip: change of the user: needs root")
-        pytest.skip("needs root")
+        pytest.skip("change of the user: needs root")
     source = """
 import os
 from umf import session

@@ -379,8 +379,7 @@ if __name__ == "__main__":
 
 def needs_hook() -> None:
     if not _install.has_hook():
-        print("umf-skip: umf.run: umf.pth is not in site-packages; install the wheel")
-        pytest.skip("umf.pth is not in site-packages")
+        pytest.skip("umf.run: umf.pth is not in site-packages; install the wheel")
 
 
 @pytest.mark.parametrize("way", ["script", "-m", "-c"])
@@ -503,3 +502,20 @@ def test_unlink_under_load_of_attaches() -> None:
     for thread in threads:
         thread.join()
     assert not wrong and attached
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_cases_of_cpython(method: str) -> None:
+    script = Path(__file__).with_name("cpython")
+    done = subprocess.run(
+        [sys.executable, str(script), method],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    print(done.stdout)
+    if done.stdout.startswith("umf-skip:"):
+        pytest.skip("the interpreter has no package test, or umf.pth is not installed")
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -54,10 +54,9 @@ CONNECTIONS = 512
 OTHER_DESCRIPTORS = 32
 """Descriptors for anything but segments and connections."""
 NAME_MAX = 255
-TRIM_INTERVAL = 0.2
-"""Seconds without a request after which memory that is not used any more is released."""
-TRIMS = 50
-"""Attempts to do so, if readers have it open."""
+TRIM_FIRST, TRIM_LAST = 0.2, 30.0
+"""Seconds without a request after which memory that is not used any more is released. As long as
+readers have some open, each pause is twice the one before."""
 
 _CREDENTIALS = struct.Struct("iII")
 
@@ -157,14 +156,22 @@ class Server:
         self.connections: dict[Connection, None] = {}
         self.messages = Messages()
         self.running = True
-        self.trims = 0
+        self.pause: float | None = None
+        """Seconds until the next look at memory that is not used any more."""
         self.is_session = False
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self.max_connections = min(CONNECTIONS, limit // 4)
         # Of two descriptors each. The rest is for requests, with which segments can be unlinked.
         self.max_segments = max((limit - self.max_connections - OTHER_DESCRIPTORS) // 2, 1)
         # Given up for a moment to accept and close a connection if there is no other descriptor.
-        self.spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        self.spare: int | None = None
+        self.open_spare()
+
+    def open_spare(self) -> None:
+        try:
+            self.spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            self.spare = None
 
     def listen_at(self, listener: socket.socket, segment: Segment | None = None) -> None:
         self.watch(listener, lambda: self.accept(listener, segment))
@@ -177,14 +184,28 @@ class Server:
 
     def serve(self) -> None:
         while self.running:
-            events = self.selector.select(TRIM_INTERVAL if self.trims else None)
+            events = self.selector.select(self.pause)
             if not events:
-                # Readers may have memory open still that they were given last.
-                self.trims = self.trims - 1 if self.messages.trim() else 0
+                self.guard(self.trim)
             for key, _ in events:
                 # An earlier event of the same round may have closed it.
                 if self.selector.get_map().get(key.fd) is key and self.running:
-                    key.data()
+                    self.guard(key.data)
+
+    @staticmethod
+    def guard(handle: Callable[[], None]) -> None:
+        """Calls a handler. What it raises ends one request, and not what the keeper holds."""
+        try:
+            handle()
+        except Exception:
+            # There is no client to tell it to, and standard error is closed.
+            pass
+
+    def trim(self) -> None:
+        """Releases memory that is not used any more."""
+        pause, self.pause = self.pause, None
+        if pause is not None and self.messages.trim():
+            self.pause = min(pause * 2, TRIM_LAST)
 
     def add(self, segment: Segment) -> None:
         self.segments[segment.name] = segment
@@ -204,12 +225,13 @@ class Server:
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 # Else the connection would stay in the queue, and the loop would spin.
-                os.close(self.spare)
+                if self.spare is not None:
+                    os.close(self.spare)
                 try:
                     listener.accept()[0].close()
                 except OSError:
                     pass
-                self.spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+                self.open_spare()
             return
         stream.setblocking(False)
         try:
@@ -231,7 +253,7 @@ class Server:
             self.selector.unregister(connection.stream)
             connection.stream.close()
             self.messages.forget(connection)
-            self.trims = TRIMS
+            self.pause = TRIM_FIRST
 
     def receive(self, connection: Connection) -> None:
         try:
@@ -361,6 +383,7 @@ class Messages:
         if not argument or len(argument) % MESSAGE:
             raise OSError(errno.EINVAL, f"{len(argument)} bytes are no handles of messages")
         umf = self.extension()
+        self.close_live(connection)
         result = bytearray()
         # Producers that do not answer, which takes a while each time.
         silent = set()
@@ -459,14 +482,19 @@ class Messages:
 
     def forget(self, connection: Connection) -> None:
         """Releases what a connection has that ends."""
-        for _, _, mapping in connection.live:
-            mapping.close()
+        self.close_live(connection)
         if connection.given:
             umf = self.extension()
             for sent in connection.given:
                 # Does nothing if the reader has opened it; releases it if the reader was killed.
                 umf.cancel(sent)
-        connection.live, connection.copies, connection.given = [], {}, []
+        connection.copies, connection.given = {}, []
+
+    def close_live(self, connection: Connection) -> None:
+        """Closes messages of live blocks that the client has not answered for."""
+        live, connection.live = connection.live, []
+        for _, _, mapping in live:
+            mapping.close()
 
     def trim(self) -> bool:
         """Returns memory to the system that is not used any more. Returns whether there is more."""
