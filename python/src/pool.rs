@@ -13,7 +13,7 @@ use crate::device::no_buffer;
 use crate::errors::{ForkError, argument, from_umf};
 use crate::fork::release_kept;
 use crate::handle::Handle;
-use crate::memory::{Memory, Range, Registered};
+use crate::memory::{Export, Memory, Range, Registered};
 use crate::transit;
 
 /// The largest size that is allocated with the GIL.
@@ -24,7 +24,7 @@ const SHORT: usize = 1 << 20;
 /// A pool belongs to the process that made it: a forked child makes one of its own.
 #[pyclass(module = "umf", frozen, weakref)]
 pub(crate) struct Pool {
-    pool: umf::Pool,
+    inner: umf::Pool,
     pid: u32,
     /// The process that made it, as forks count.
     generation: u32,
@@ -33,13 +33,13 @@ pub(crate) struct Pool {
 impl Pool {
     pub(crate) fn new(pool: umf::Result<umf::Pool>) -> PyResult<Self> {
         let generation = umf_sync::fork::generation();
-        Ok(Self { pool: pool.map_err(from_umf)?, pid: std::process::id(), generation })
+        Ok(Self { inner: pool.map_err(from_umf)?, pid: std::process::id(), generation })
     }
 
     /// Returns the pool in the process that made it.
     pub(crate) fn get(&self) -> PyResult<&umf::Pool> {
         if self.generation == umf_sync::fork::generation() {
-            return Ok(&self.pool);
+            return Ok(&self.inner);
         }
         Err(ForkError::new_err(format!(
             "the pool belongs to process {}, and this process was forked from it; make a pool here",
@@ -98,6 +98,11 @@ impl Pool {
         Ok(block)
     }
 
+    /// Allocates a block and returns its `_export()`.
+    fn _allocate_export<'py>(&self, python: Python<'py>, size: usize) -> PyResult<Bound<'py, Export>> {
+        Block::_export(self.allocate(python, size, 64)?)
+    }
+
     /// Returns free memory to the system, down to `keep` bytes. Returns the bytes.
     #[pyo3(signature = (keep = 0))]
     fn trim(&self, python: Python<'_>, keep: usize) -> PyResult<usize> {
@@ -108,7 +113,7 @@ impl Pool {
     /// The pool's name.
     #[getter]
     fn name(&self) -> &str {
-        self.pool.name()
+        self.inner.name()
     }
 
     /// Counters of the pool in bytes and blocks.
@@ -129,7 +134,7 @@ impl Pool {
     }
 
     fn __repr__(&self) -> String {
-        format!("<umf.Pool {:?}>", self.pool.name())
+        format!("<umf.Pool {:?}>", self.inner.name())
     }
 }
 
@@ -196,15 +201,16 @@ impl Block {
         self.free(python);
     }
 
+    /// Returns an object with the buffer protocol that keeps the memory, for consumers that keep no
+    /// buffer.
+    fn _export(this: Bound<'_, Self>) -> PyResult<Bound<'_, Export>> {
+        this.get().memory.export(this.as_any(), range)
+    }
+
     /// # Safety
     /// Python passes a view that is valid for a write.
     unsafe fn __getbuffer__(this: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
-        let range = |block: &OwnedBlock| {
-            // Refuses device memory.
-            let view = block.view::<u8>().map_err(no_buffer)?;
-            Ok(Range { start: view.as_mut_ptr().cast(), length: view.len(), is_read_only: false })
-        };
-        // SAFETY: Python's view; the block's memory is host-accessible while the block exists.
+        // SAFETY: Python's view.
         unsafe { this.get().memory.fill_buffer(this.as_any(), view, flags, range) }
     }
 
@@ -220,6 +226,13 @@ impl Block {
         let state = if self.memory.is_closed() { ", freed" } else { "" };
         format!("<umf.Block of {} bytes of process {}{state}>", self.size, self.pid)
     }
+}
+
+/// Returns the memory of a block, if the CPU can access it.
+fn range(block: &OwnedBlock) -> PyResult<Range> {
+    let view = block.view::<u8>().map_err(no_buffer)?;
+    let start = view.as_mut_ptr().expose_provenance();
+    Ok(Range { start, length: view.len(), is_read_only: false })
 }
 
 /// Waits until no memory is held for other processes and forked children, for at most `timeout` seconds. Returns the bytes

@@ -66,17 +66,16 @@ def empty(
         )
     if type(shape) is int and shape > 0:
         # The common case, in a third of the time.
-        block: Any = (pool or _default or default_pool()).allocate(shape * kind.itemsize or 1)
-        return numpy.ndarray(shape, kind, block)
+        memory = (pool or _default or default_pool())._allocate_export(shape * kind.itemsize or 1)
+        return numpy.ndarray(shape, kind, memory)
     lengths = tuple(shape) if isinstance(shape, Sequence) else (shape,)
     if any(length < 0 for length in lengths):
         raise ValueError(
             f"cannot make an array of shape {lengths}: a length is negative; pass 0 or more"
         )
     size = math.prod(lengths) * kind.itemsize
-    # numpy's types do not know classes with the buffer protocol.
-    block = (pool or default_pool()).allocate(max(size, 1))
-    return numpy.ndarray(lengths, kind, block)
+    memory = (pool or default_pool())._allocate_export(max(size, 1))
+    return numpy.ndarray(lengths, kind, memory)
 
 
 def zeros(
@@ -139,7 +138,8 @@ class ArrayHandle:
             readonly, mode = True, None
         mapping: Any = _umf.open(self.handle, readonly=readonly, mode=mode)
         try:
-            return numpy.ndarray(self.shape, kind, mapping, self.offset, self.strides)
+            memory = mapping._export()
+            return numpy.ndarray(self.shape, kind, memory, self.offset, self.strides)
         except (TypeError, ValueError, OverflowError) as error:
             raise _umf.HandleError(
                 f"cannot open an array of {self.shape} {kind} at {self.offset} with strides "
