@@ -12,7 +12,7 @@ use pyo3::types::{PyBytes, PyType};
 use crate::device::no_buffer;
 use crate::errors::{Error, argument, from_umf};
 use crate::fork::{self, Forks, KeepForChildren};
-use crate::memory::{Memory, Range, Registered};
+use crate::memory::{Export, Memory, Range, Registered};
 use crate::transit;
 
 /// The name of a block in every process of the machine: 256 plain bytes.
@@ -130,6 +130,23 @@ impl Contents {
                 "the mapping is a private copy, which is not connected with its producer; open the handle with \
                  mode=\"shared\" or \"readonly\"",
             )),
+        }
+    }
+}
+
+impl Contents {
+    /// Returns the memory, if the CPU can access it.
+    fn range(&self) -> PyResult<Range> {
+        match self {
+            Self::Open(mapping) => {
+                let view = mapping.read_view::<u8>().map_err(|error| no_buffer(error.into()))?;
+                let start = view.as_ptr().expose_provenance();
+                Ok(Range { start, length: view.len(), is_read_only: mapping.is_read_only() })
+            }
+            Self::Copy(copy) => {
+                let start = copy.start().expose_provenance();
+                Ok(Range { start, length: copy.length, is_read_only: false })
+            }
         }
     }
 }
@@ -302,21 +319,17 @@ impl Mapping {
         self.close(python);
     }
 
+    /// Returns an object with the buffer protocol that keeps the memory, for consumers that keep no
+    /// buffer.
+    fn _export(this: Bound<'_, Self>) -> PyResult<Bound<'_, Export>> {
+        this.get().memory.export(this.as_any(), Contents::range)
+    }
+
     /// # Safety
     /// Python passes a view that is valid for a write.
     unsafe fn __getbuffer__(this: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
-        let range = |contents: &Contents| match contents {
-            Contents::Open(mapping) => {
-                let view = mapping.read_view::<u8>().map_err(|error| no_buffer(error.into()))?;
-                let start = view.as_ptr().cast_mut().cast();
-                Ok(Range { start, length: view.len(), is_read_only: mapping.is_read_only() })
-            }
-            Contents::Copy(copy) => {
-                Ok(Range { start: copy.start().cast(), length: copy.length, is_read_only: false })
-            }
-        };
-        // SAFETY: Python's view; the memory is mapped while the contents exist.
-        unsafe { this.get().memory.fill_buffer(this.as_any(), view, flags, range) }
+        // SAFETY: Python's view.
+        unsafe { this.get().memory.fill_buffer(this.as_any(), view, flags, Contents::range) }
     }
 
     /// Does nothing: the buffer's `Export` keeps the memory. numpy looks for it: without it,

@@ -838,7 +838,8 @@ impl View {
     unsafe fn __getbuffer__(this: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         let range = |memory: &umf::link::View| {
             let slice = memory.slice().map_err(|error| from_umf(error.into()))?;
-            Ok(Range { start: slice.as_mut_ptr().cast(), length: slice.len(), is_read_only: false })
+            let start = slice.as_mut_ptr().expose_provenance();
+            Ok(Range { start, length: slice.len(), is_read_only: false })
         };
         // SAFETY: Python's view; the memory is mapped while the view of the link exists.
         unsafe { this.get().memory.fill_buffer(this.as_any(), view, flags, range) }

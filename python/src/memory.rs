@@ -3,7 +3,7 @@
 
 use std::any::Any;
 use std::collections::BTreeMap;
-use std::ffi::{c_int, c_void};
+use std::ffi::c_int;
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
 use std::sync::Arc;
@@ -66,20 +66,49 @@ impl<T: KeepForChildren> Drop for Keeper<T> {
     }
 }
 
-/// The object that a buffer keeps (`Py_buffer.obj`), and with it the memory.
+/// The object that a buffer keeps (`Py_buffer.obj`), and with it the memory. It has the buffer protocol
+/// itself.
 ///
-/// It is not the block or mapping itself, because consumers such as `torch.frombuffer` keep that object
-/// and release the buffer at once: the memory would end with a call of `free` under a live tensor.
-#[pyclass(module = "umf", frozen)]
-struct Export {
+/// It is not the block or mapping, because consumers such as `torch.frombuffer` and
+/// `numpy.ndarray(buffer=..)` keep an object and release its buffer at once: the memory would end with a
+/// call of `free` under a live tensor.
+#[pyclass(module = "umf", name = "_Export", frozen)]
+pub(crate) struct Export {
     _memory: Arc<dyn Any + Send + Sync>,
     /// Keeps the block or mapping registered, for [`find`].
     _object: Py<PyAny>,
+    range: Range,
 }
 
-/// Where a buffer begins, its length, and whether it may be written.
+#[pymethods]
+impl Export {
+    /// # Safety
+    /// Python passes a view that is valid for a write.
+    unsafe fn __getbuffer__(this: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+        if view.is_null() {
+            return Err(PyBufferError::new_err("a buffer request without a view"));
+        }
+        // SAFETY: Python's view. An error leaves it without an object.
+        unsafe { (*view).obj = std::ptr::null_mut() };
+        let Range { start, length, is_read_only } = this.get().range;
+        if is_read_only && flags & ffi::PyBUF_WRITABLE != 0 {
+            return Err(PyBufferError::new_err(
+                "the memory is read-only: open it for writing, or as a private copy (mode=\"private\")",
+            ));
+        }
+        let length = ffi::Py_ssize_t::try_from(length)
+            .map_err(|_| Error::new_err("the memory is larger than a buffer can be"))?;
+        let (start, read_only) = (std::ptr::with_exposed_provenance_mut(start), c_int::from(is_read_only));
+        // SAFETY: the view is valid, and the range is memory that the object keeps.
+        let filled = unsafe { ffi::PyBuffer_FillInfo(view, this.as_ptr(), start, length, read_only, flags) };
+        if filled == 0 { Ok(()) } else { Err(PyErr::fetch(this.py())) }
+    }
+}
+
+/// The address at which a buffer begins, its length, and whether it is read-only.
+#[derive(Clone, Copy)]
 pub(crate) struct Range {
-    pub(crate) start: *mut c_void,
+    pub(crate) start: usize,
     pub(crate) length: usize,
     pub(crate) is_read_only: bool,
 }
@@ -161,11 +190,23 @@ impl<T: KeepForChildren + Sync + 'static> Memory<T> {
         self.keeper.lock().is_none()
     }
 
-    /// Fills a buffer request of Python for `object`, which has this memory.
+    /// Returns an object that keeps the memory of `object`, which has this memory. `range` returns memory
+    /// that is readable (and writable, unless it is read-only) as long as the keeper exists.
+    pub(crate) fn export<'py>(
+        &self,
+        object: &Bound<'py, PyAny>,
+        range: impl FnOnce(&T) -> PyResult<Range>,
+    ) -> PyResult<Bound<'py, Export>> {
+        let keeper = self.share()?;
+        let range = range(&keeper)?;
+        Bound::new(object.py(), Export { _memory: keeper, _object: object.clone().unbind(), range })
+    }
+
+    /// Fills a buffer request of Python for `object`, which has this memory. `range` as for
+    /// [`Memory::export`].
     ///
     /// # Safety
-    /// `view` is valid for a write, or null. `range` returns memory that is readable (and writable,
-    /// unless it is read-only) as long as the keeper exists.
+    /// `view` is valid for a write, or null.
     pub(crate) unsafe fn fill_buffer(
         &self,
         object: &Bound<'_, PyAny>,
@@ -173,26 +214,12 @@ impl<T: KeepForChildren + Sync + 'static> Memory<T> {
         flags: c_int,
         range: impl FnOnce(&T) -> PyResult<Range>,
     ) -> PyResult<()> {
-        if view.is_null() {
-            return Err(PyBufferError::new_err("a buffer request without a view"));
+        if !view.is_null() {
+            // SAFETY: the caller guarantees a valid view. An error leaves it without an object.
+            unsafe { (*view).obj = std::ptr::null_mut() };
         }
-        // SAFETY: the caller guarantees a valid view. An error leaves it without an object.
-        unsafe { (*view).obj = std::ptr::null_mut() };
-        let keeper = self.share()?;
-        let range = range(&keeper)?;
-        if range.is_read_only && flags & ffi::PyBUF_WRITABLE != 0 {
-            return Err(PyBufferError::new_err(
-                "the memory is read-only: open it for writing, or as a private copy (mode=\"private\")",
-            ));
-        }
-        let length = ffi::Py_ssize_t::try_from(range.length)
-            .map_err(|_| Error::new_err("the memory is larger than a buffer can be"))?;
-        let read_only = c_int::from(range.is_read_only);
-        let export = Bound::new(object.py(), Export { _memory: keeper, _object: object.clone().unbind() })?;
-        // SAFETY: the view is valid, and the range is memory that the export keeps.
-        let filled =
-            unsafe { ffi::PyBuffer_FillInfo(view, export.as_ptr(), range.start, length, read_only, flags) };
-        if filled == 0 { Ok(()) } else { Err(PyErr::fetch(object.py())) }
+        // SAFETY: the caller's view.
+        unsafe { Export::__getbuffer__(self.export(object, range)?, view, flags) }
     }
 }
 

@@ -13,27 +13,33 @@ use crate::device::no_buffer;
 use crate::errors::{ForkError, argument, from_umf};
 use crate::fork::release_kept;
 use crate::handle::Handle;
-use crate::memory::{Memory, Range, Registered};
+use crate::memory::{Export, Memory, Range, Registered};
 use crate::transit;
+
+/// The largest size that is allocated with the GIL.
+const SHORT: usize = 1 << 20;
 
 /// A pool of memory. Blocks of a shared pool can be opened by other processes.
 ///
 /// A pool belongs to the process that made it: a forked child makes one of its own.
 #[pyclass(module = "umf", frozen, weakref)]
 pub(crate) struct Pool {
-    pool: umf::Pool,
+    inner: umf::Pool,
     pid: u32,
+    /// The process that made it, as forks count.
+    generation: u32,
 }
 
 impl Pool {
     pub(crate) fn new(pool: umf::Result<umf::Pool>) -> PyResult<Self> {
-        Ok(Self { pool: pool.map_err(from_umf)?, pid: std::process::id() })
+        let generation = umf_sync::fork::generation();
+        Ok(Self { inner: pool.map_err(from_umf)?, pid: std::process::id(), generation })
     }
 
     /// Returns the pool in the process that made it.
     pub(crate) fn get(&self) -> PyResult<&umf::Pool> {
-        if self.pid == std::process::id() {
-            return Ok(&self.pool);
+        if self.generation == umf_sync::fork::generation() {
+            return Ok(&self.inner);
         }
         Err(ForkError::new_err(format!(
             "the pool belongs to process {}, and this process was forked from it; make a pool here",
@@ -81,13 +87,20 @@ impl Pool {
         if size == 0 {
             return Err(argument("a block has at least one byte"));
         }
-        let block = python.detach(|| pool.allocate_aligned(size, align).map(umf::Block::into_owned));
+        let allocate = || pool.allocate_aligned(size, align).map(umf::Block::into_owned);
+        // Populating the pages of a large block takes long.
+        let block = if size > SHORT { python.detach(allocate) } else { allocate() };
         let block = block.map_err(from_umf)?;
         let registered = Registered::new(block.address().value());
         let block = Block { memory: Memory::new(block), size, pid: self.pid, registered };
         let block = Bound::new(python, block)?;
         block.get().registered.register(block.as_any(), size)?;
         Ok(block)
+    }
+
+    /// Allocates a block and returns its `_export()`.
+    fn _allocate_export<'py>(&self, python: Python<'py>, size: usize) -> PyResult<Bound<'py, Export>> {
+        Block::_export(self.allocate(python, size, 64)?)
     }
 
     /// Returns free memory to the system, down to `keep` bytes. Returns the bytes.
@@ -100,7 +113,7 @@ impl Pool {
     /// The pool's name.
     #[getter]
     fn name(&self) -> &str {
-        self.pool.name()
+        self.inner.name()
     }
 
     /// Counters of the pool in bytes and blocks.
@@ -121,7 +134,7 @@ impl Pool {
     }
 
     fn __repr__(&self) -> String {
-        format!("<umf.Pool {:?}>", self.pool.name())
+        format!("<umf.Pool {:?}>", self.inner.name())
     }
 }
 
@@ -188,15 +201,16 @@ impl Block {
         self.free(python);
     }
 
+    /// Returns an object with the buffer protocol that keeps the memory, for consumers that keep no
+    /// buffer.
+    fn _export(this: Bound<'_, Self>) -> PyResult<Bound<'_, Export>> {
+        this.get().memory.export(this.as_any(), range)
+    }
+
     /// # Safety
     /// Python passes a view that is valid for a write.
     unsafe fn __getbuffer__(this: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
-        let range = |block: &OwnedBlock| {
-            // Refuses device memory.
-            let view = block.view::<u8>().map_err(no_buffer)?;
-            Ok(Range { start: view.as_mut_ptr().cast(), length: view.len(), is_read_only: false })
-        };
-        // SAFETY: Python's view; the block's memory is host-accessible while the block exists.
+        // SAFETY: Python's view.
         unsafe { this.get().memory.fill_buffer(this.as_any(), view, flags, range) }
     }
 
@@ -212,6 +226,13 @@ impl Block {
         let state = if self.memory.is_closed() { ", freed" } else { "" };
         format!("<umf.Block of {} bytes of process {}{state}>", self.size, self.pid)
     }
+}
+
+/// Returns the memory of a block, if the CPU can access it.
+fn range(block: &OwnedBlock) -> PyResult<Range> {
+    let view = block.view::<u8>().map_err(no_buffer)?;
+    let start = view.as_mut_ptr().expose_provenance();
+    Ok(Range { start, length: view.len(), is_read_only: false })
 }
 
 /// Waits until no memory is held for other processes and forked children, for at most `timeout` seconds. Returns the bytes

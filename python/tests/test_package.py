@@ -115,6 +115,9 @@ def test_wheel_has_the_module_and_nothing_of_c(tmp_path: Path) -> None:
     assert sources | {"umf/_umf.pyi", "umf/py.typed", "umf/_umf.abi3.so"} <= set(names)
     libraries = [name for name in names if ".so" in name]
     assert libraries == ["umf/_umf.abi3.so"]
+    [data] = {name.partition("/")[0] for name in names if ".data/" in name}
+    installed = {name.removeprefix(f"{data}/") for name in names if name.startswith(data)}
+    assert {f"purelib/{file.name}" for file in HERE.glob("umf_rs.data/*/*.p*")} <= installed
     assert not [name for name in names if name.endswith((".h", ".a", ".rs", ".toml"))]
     assert {Path(name).name for name in names if "/licenses/" in name} == {
         "LICENSE-MIT",
@@ -125,14 +128,25 @@ def test_wheel_has_the_module_and_nothing_of_c(tmp_path: Path) -> None:
     assert not re.search(r"^Requires-Dist: (?!.*extra ==)", text, re.MULTILINE)
 
 
-def test_source_distribution_has_what_its_build_needs() -> None:
+def test_source_distribution_has_what_its_build_needs(tmp_path: Path) -> None:
     archive = distribution("TESTS_SDIST")
     with tarfile.open(archive) as files:
         names = {name.partition("/")[2] for name in files.getnames()}
+        files.extractall(tmp_path, filter="data")
     needed = {"pyproject.toml", "python/Cargo.toml", "python/Cargo.lock", "LICENSE-MIT"}
-    needed |= {"umf/__init__.py", "umf/_umf.pyi", "umf/py.typed", "crates/umf/src/lib.rs"}
+    needed |= {"umf/_umf.pyi", "umf/py.typed", "crates/umf/src/lib.rs"}
+    needed |= {f"umf/{file.name}" for file in HERE.glob("umf/*.py")}
+    needed |= {str(file.relative_to(HERE)) for file in HERE.glob("umf_rs.data/*/*.p*")}
     assert needed <= names
     assert not [name for name in names if name.endswith((".so", ".pyc"))]
+    # The first step of its build, which finds all crates and folders.
+    [folder] = tmp_path.iterdir()
+    done = run(
+        *("maturin", "pep517", "write-dist-info", "--metadata-directory", str(tmp_path)),
+        *("--interpreter", sys.executable),
+        where=folder,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 IN_SUBINTERPRETER = """

@@ -3,7 +3,6 @@
 UMF_TEST_WAIT is the time in seconds that the workers of a DataLoader wait between two epochs.
 """
 
-import atexit
 import contextlib
 import copy
 import gc
@@ -27,8 +26,6 @@ import umf.arrays
 try:
     import torch
 except ModuleNotFoundError:
-    # Printed when pytest captures no output any more.
-    atexit.register(print, "umf-skip: python: torch is not installed: test_torch.py did not run")
     pytest.skip("torch is not installed", allow_module_level=True)
 
 import torch.multiprocessing
@@ -402,6 +399,33 @@ def test_storage_has_one_ticket_in_a_message() -> None:
     assert umf.torch._untyped(again)._cdata == untyped._cdata
 
 
+BEYOND_THE_LIMIT = """
+import pickle, sys, warnings, torch, umf, umf.torch, umf.multiprocessing
+from multiprocessing.reduction import ForkingPickler
+umf.torch.install()
+umf.multiprocessing.send_timeout = 0.01
+warnings.simplefilter("ignore")
+made = [umf.torch.tensor(torch.full((1 << 16,), number)) for number in range(8)]
+messages = [ForkingPickler.dumps([one, one[5:]]) for one in made]
+assert [len(message) > 1 << 19 for message in messages] == [False] * 2 + [True] * 6
+del made
+for number, message in enumerate(messages):
+    whole, part = pickle.loads(message)
+    assert (whole == number).all() and whole.numel() == 1 << 16
+    whole[5] = -1
+    assert part[0] == -1
+assert umf.in_transit() == 0
+"""
+
+
+def test_messages_beyond_the_limit_of_bytes_in_transit_arrive_as_copies(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("UMF_IPC_MAX_IN_TRANSIT", str(1 << 20))
+    child = run(BEYOND_THE_LIMIT)
+    assert child.returncode == 0, child.stderr
+
+
 class Tagged(torch.Tensor):
     """A subclass, which torch pickles by `__reduce_ex__`."""
 
@@ -735,6 +759,18 @@ if __name__ == "__main__":
         [sys.executable, program], capture_output=True, text=True, timeout=TIMEOUT, check=False
     )
     assert child.stdout.strip() == "all", child.stderr
+
+
+def test_example_of_a_data_loader() -> None:
+    example = Path(__file__).parents[1] / "examples" / "dataloader.py"
+    child = subprocess.run(
+        ["sh", "-c", 'ulimit -n 64 && exec "$@"', "sh", sys.executable, example],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        check=False,
+    )
+    assert child.stdout.startswith("500 batches, mean 0.5"), child.stderr
 
 
 def test_exit_with_live_tensors_is_clean() -> None:

@@ -71,6 +71,7 @@ class _Figures(TypedDict):
 
 @final
 class Pool:
+    def _allocate_export(self, size: int) -> Any: ...
     @staticmethod
     def shared() -> Pool: ...
     @staticmethod
@@ -97,6 +98,7 @@ class Pool:
 
 @final
 class Block:
+    def _export(self) -> Any: ...
     @property
     def address(self) -> int: ...
     @property
@@ -144,6 +146,7 @@ class Handle:
 
 @final
 class Mapping:
+    def _export(self) -> Any: ...
     @property
     def address(self) -> int: ...
     @property

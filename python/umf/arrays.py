@@ -32,16 +32,23 @@ if TYPE_CHECKING:
 
     Array = numpy.ndarray[Any, Any]
 
-_default: tuple[int, _umf.Pool] | None = None
+_default: _umf.Pool | None = None
 
 
 def default_pool() -> _umf.Pool:
     """Returns the shared pool of this process. A forked child gets one of its own."""
     global _default
-    pid = os.getpid()
-    if _default is None or _default[0] != pid:
-        _default = (pid, _umf.Pool.shared())
-    return _default[1]
+    if _default is None:
+        _default = _umf.Pool.shared()
+    return _default
+
+
+def _forget_default_pool() -> None:
+    global _default
+    _default = None
+
+
+os.register_at_fork(after_in_child=_forget_default_pool)
 
 
 def empty(
@@ -57,15 +64,18 @@ def empty(
             f"cannot share an array of type {kind}: it has Python objects, which no other process "
             "can read; use a type of numbers, or of bytes with a fixed length"
         )
+    if type(shape) is int and shape > 0:
+        # The common case, in a third of the time.
+        memory = (pool or _default or default_pool())._allocate_export(shape * kind.itemsize or 1)
+        return numpy.ndarray(shape, kind, memory)
     lengths = tuple(shape) if isinstance(shape, Sequence) else (shape,)
     if any(length < 0 for length in lengths):
         raise ValueError(
             f"cannot make an array of shape {lengths}: a length is negative; pass 0 or more"
         )
     size = math.prod(lengths) * kind.itemsize
-    # numpy's types do not know classes with the buffer protocol.
-    block: Any = (pool or default_pool()).allocate(max(size, 1))
-    return numpy.ndarray(lengths, kind, block)
+    memory = (pool or default_pool())._allocate_export(max(size, 1))
+    return numpy.ndarray(lengths, kind, memory)
 
 
 def zeros(
@@ -128,7 +138,8 @@ class ArrayHandle:
             readonly, mode = True, None
         mapping: Any = _umf.open(self.handle, readonly=readonly, mode=mode)
         try:
-            return numpy.ndarray(self.shape, kind, mapping, self.offset, self.strides)
+            memory = mapping._export()
+            return numpy.ndarray(self.shape, kind, memory, self.offset, self.strides)
         except (TypeError, ValueError, OverflowError) as error:
             raise _umf.HandleError(
                 f"cannot open an array of {self.shape} {kind} at {self.offset} with strides "
