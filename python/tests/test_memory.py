@@ -3,6 +3,7 @@
 import gc
 import os
 import pickle
+import re
 import subprocess
 import sys
 
@@ -166,3 +167,14 @@ time.sleep(0.05)
 print("end")
 """
     assert run(source) == "end"
+
+
+def test_memory_that_the_machine_does_not_have_is_an_error() -> None:
+    sizes = dict(re.findall(r"(MemAvailable|SwapFree): +([0-9]+)", open("/proc/meminfo").read()))
+    beyond = sum(int(size) for size in sizes.values()) * 1024 + (1 << 30)
+    for size in (beyond, 1 << 50):
+        with pytest.raises(umf.OutOfMemoryError) as caught:
+            umf.empty(size, numpy.uint8)
+        assert isinstance(caught.value, MemoryError)
+        with pytest.raises(umf.OutOfMemoryError):
+            umf.Pool.private().allocate(size)

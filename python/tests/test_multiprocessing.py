@@ -2,6 +2,11 @@
 
 import gc
 import multiprocessing
+import os
+import pathlib
+import subprocess
+import sys
+from multiprocessing.reduction import ForkingPickler
 
 import numpy
 import pytest
@@ -156,3 +161,117 @@ def test_wrong_description_is_refused(change: dict) -> None:
     assert (handle.open() == made).all()
     with pytest.raises(umf.HandleError):
         dataclasses.replace(handle, **change).open()
+
+
+def test_message_has_one_ticket_for_all_arrays_of_a_block() -> None:
+    whole = umf.array(numpy.arange(100))
+    sent = ForkingPickler.dumps([whole, whole[10:], {"part": whole[::-2]}])
+    assert umf.in_transit() == 1
+    del whole
+    gc.collect()
+    first, second, third = ForkingPickler.loads(sent)[0:3]
+    assert umf.in_transit() == 0
+    first[11] = -1
+    assert second[1] == -1 and third["part"][44] == -1
+    del first, second, third
+    assert released()
+
+
+def test_pickling_that_fails_cancels_its_messages() -> None:
+    given = umf.array(numpy.arange(10))
+    for _ in range(3):
+        with pytest.raises(Exception, match="lambda|local"):
+            ForkingPickler.dumps([given, lambda: None])
+    assert umf.in_transit() == 0
+    del given
+    assert released()
+
+
+def count_all(queue, answers) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    kept = []
+    while (given := queue.get()) is not None:
+        kept.append(given)
+    answers.put((len(kept), sum(int(one[0]) for one in kept)))
+    answers.put(len(os.listdir("/proc/self/fd")) - before)
+
+
+IN_FLIGHT = """
+import multiprocessing, os, resource, sys
+import numpy, umf, umf.multiprocessing
+sys.path.insert(0, {folder!r})
+from test_multiprocessing import count_all
+
+if __name__ == "__main__":
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+    context = multiprocessing.get_context("spawn")
+    queue, answers = context.Queue(), context.Queue()
+    reader = context.Process(target=count_all, args=(queue, answers))
+    reader.start()
+    before = len(os.listdir("/proc/self/fd"))
+    for number in range(10_000):
+        queue.put(umf.array(numpy.full(16, number)))
+    grown = len(os.listdir("/proc/self/fd")) - before
+    queue.put(None)
+    assert answers.get(timeout=300) == (10_000, 9_999 * 5_000)
+    assert grown <= 20 and (more := answers.get()) <= 20, (grown, more)
+    reader.join()
+    print("ok")
+"""
+
+
+def run(program: str, tmp_path, **environment: str) -> subprocess.CompletedProcess:
+    file = tmp_path / "program.py"
+    folder = str(pathlib.Path(__file__).parent)
+    file.write_text(program.format(folder=folder))
+    return subprocess.run(
+        [sys.executable, str(file)],
+        check=False,
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+    )
+
+
+def test_ten_thousand_arrays_in_flight_with_64_descriptors(tmp_path) -> None:
+    done = run(IN_FLIGHT, tmp_path)
+    assert done.stdout == "ok\n", done
+
+
+FULL = """
+import multiprocessing, sys, threading, time, warnings
+import numpy, umf, umf.multiprocessing
+from multiprocessing.reduction import ForkingPickler
+
+umf.multiprocessing.send_timeout = 60.0
+first = ForkingPickler.dumps(umf.array(numpy.arange(100_000)))
+second = []
+sender = threading.Thread(
+    target=lambda: second.append(ForkingPickler.dumps(umf.array(numpy.arange(1000))))
+)
+sender.start()
+# The sender waits, without the GIL, until the first message is read.
+deadline = time.monotonic() + 0.3
+while time.monotonic() < deadline:
+    assert not second
+assert ForkingPickler.loads(first)[-1] == 99_999
+sender.join(60)
+assert len(second[0]) < 1000 and umf.in_transit() == 1
+
+# Without a reader, the bytes go instead.
+umf.multiprocessing.send_timeout = 0.1
+kept = ForkingPickler.dumps(umf.array(numpy.arange(100_000)))
+for expected in (1, 0):
+    # The second time it does not wait: nothing has changed.
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        copy = ForkingPickler.dumps(umf.array(numpy.arange(1000)))
+    assert "ipc.max_in_transit" in str(caught[0].message), caught
+    assert len(copy) > 8000 and ForkingPickler.loads(copy)[-1] == 999
+print(umf.stats()["in_transit"], umf.stats()["max_in_transit"])
+"""
+
+
+def test_sends_wait_at_the_bound_of_memory_in_transit(tmp_path) -> None:
+    done = run(FULL.replace("{", "{{").replace("}", "}}"), tmp_path, UMF_IPC_MAX_IN_TRANSIT="64KiB")
+    assert done.stdout == "2 65536\n", done

@@ -133,10 +133,14 @@ class ArrayHandle:
 
     def open(self, *, readonly: bool = False, mode: str | None = None) -> Array:
         """Opens the array, as `umf.open` does. Its memory stays open while an array uses it."""
-        kind = self._check()
+        self._check()
         if self.readonly and mode != "private":
             readonly, mode = True, None
-        mapping: Any = _umf.open(self.handle, readonly=readonly, mode=mode)
+        return self._view(_umf.open(self.handle, readonly=readonly, mode=mode))
+
+    def _view(self, mapping: _umf.Mapping | _umf.Block) -> Array:
+        """Returns the array in its open memory."""
+        kind = self._check()
         try:
             memory = mapping._export()
             return numpy.ndarray(self.shape, kind, memory, self.offset, self.strides)

@@ -8,7 +8,8 @@ freed it or has exited. Memory that a forked child has inherited from its parent
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
+import threading
 import warnings
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
@@ -24,14 +25,73 @@ send_timeout: float = 5.0
 bytes are sent instead of a handle."""
 
 
+class _Pickling(threading.local):
+    """The messages that a pickler of this thread has made so far."""
+
+    messages: dict[tuple[int, bool], tuple[Any, _Message]] | None = None
+    """By owner, which is kept, and whether it is opened read-only."""
+
+
+_pickling = _Pickling()
+
+
+class _Message:
+    """A handle with a ticket. All arrays of one block in one pickle share it."""
+
+    __slots__ = ("handle", "readonly")
+
+    def __init__(self, handle: bytes, readonly: bool) -> None:
+        self.handle = handle
+        self.readonly = readonly
+
+    def __reduce__(self) -> Any:
+        return _open_mapping, (self.handle, self.readonly)
+
+
+def _send(owner: _umf.Block | _umf.Mapping, readonly: bool) -> _Message:
+    """Returns the message of a block or mapping in the pickle that this thread writes."""
+    messages = _pickling.messages
+    key = id(owner), readonly
+    if messages is not None and key in messages:
+        return messages[key][1]
+    message = _Message(bytes(owner.send_handle(timeout=send_timeout)), readonly)
+    if messages is None:
+        transit.sent(message.handle)
+    else:
+        messages[key] = owner, message
+    return message
+
+
+_plain_dump = ForkingPickler.dump
+
+
+def _dump(pickler: ForkingPickler, given: Any) -> None:
+    """Pickles, and cancels the messages in it if that fails."""
+    outer = _pickling.messages
+    messages = _pickling.messages = {}
+    try:
+        _plain_dump(pickler, given)
+    except BaseException:
+        for _, message in messages.values():
+            with contextlib.suppress(_umf.Error):
+                _umf.cancel(message.handle)
+        raise
+    finally:
+        _pickling.messages = outer
+    for _, message in messages.values():
+        transit.sent(message.handle)
+
+
 def _open_mapping(handle: bytes, readonly: bool) -> _umf.Mapping:
     return transit.open_sent(handle, lambda known: _umf.open(known, readonly=readonly))
 
 
-def _open_array(handle: arrays.ArrayHandle) -> numpy.ndarray[Any, Any]:
-    return transit.open_sent(
-        handle.handle, lambda known: dataclasses.replace(handle, handle=known).open()
-    )
+def _open_array(memory: _umf.Mapping, handle: arrays.ArrayHandle) -> arrays.Array:
+    return handle._view(memory)
+
+
+def _same(memory: _umf.Mapping) -> _umf.Mapping:
+    return memory
 
 
 def _restore_block(content: bytes) -> _umf.Block:
@@ -53,7 +113,7 @@ def _needs_copy(owner: _umf.Block | _umf.Mapping) -> bool:
     return not transit.can_pass_on(bytes(owner.handle))
 
 
-def _reduce_array(given: numpy.ndarray[Any, Any]) -> Any:
+def _reduce_array(given: arrays.Array) -> Any:
     found = arrays._owner(given)
     if found is None:
         return given.__reduce_ex__(2)
@@ -61,31 +121,30 @@ def _reduce_array(given: numpy.ndarray[Any, Any]) -> Any:
         if _needs_copy(found[0]):
             copied = arrays.array(given)
             copied.flags.writeable = given.flags.writeable
-            given = copied
-        message = arrays.send_handle(given, timeout=send_timeout)
+            found, given = arrays._owner_or_error(copied), copied
+        owner, offset = found
+        readonly = not given.flags.writeable or isinstance(owner, _umf.Mapping) and owner.readonly
+        message = _send(owner, readonly)
     except _umf.Error as error:
         _note_copy(error)
         return given.__reduce_ex__(2)
-    transit.sent(message.handle)
-    return _open_array, (message,)
+    return _open_array, (message, arrays._describe(given, message.handle, offset))
 
 
 def _reduce_memory(owner: _umf.Block | _umf.Mapping) -> Any:
-    readonly = isinstance(owner, _umf.Mapping) and owner.readonly
     try:
         sender = _restore_block(bytes(owner)) if _needs_copy(owner) else owner
-        message = bytes(sender.send_handle(timeout=send_timeout))
+        return _same, (_send(sender, isinstance(owner, _umf.Mapping) and owner.readonly),)
     except _umf.ClosedError:
         raise
     except _umf.Error as error:
         _note_copy(error)
         return _restore_block, (bytes(owner),)
-    transit.sent(message)
-    return _open_mapping, (message, readonly)
 
 
 def install() -> None:
     """Registers the reducers. Importing the module has done so already."""
+    ForkingPickler.dump = _dump  # type: ignore[assignment, method-assign]
     ForkingPickler.register(numpy.ndarray, _reduce_array)
     ForkingPickler.register(_umf.Block, _reduce_memory)
     ForkingPickler.register(_umf.Mapping, _reduce_memory)
