@@ -67,6 +67,15 @@ def shmem() -> int:
     return total
 
 
+def settled() -> int:
+    """Returns the same as `shmem`, once the keeper has released what earlier tests have left."""
+    last = -1
+    while (now := shmem()) != last:
+        last = now
+        time.sleep(1)
+    return now
+
+
 def is_released(before: int) -> bool:
     """Whether the keeper has no more memory than before, but for a piece of an array's size."""
     return shmem() < before + (1 << 20)
@@ -373,7 +382,7 @@ def put_and_be_killed(queue) -> None:
 
 
 def test_reader_that_is_killed_before_it_opens_releases_the_copy() -> None:
-    before = shmem()
+    before = settled()
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
     sender = context.Process(target=send_large, args=(theirs, 64 << 20))
@@ -393,7 +402,7 @@ def test_reader_that_is_killed_before_it_opens_releases_the_copy() -> None:
 
 
 def test_keeper_releases_what_was_read() -> None:
-    before = shmem()
+    before = settled()
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
     for _ in range(3):
@@ -411,7 +420,7 @@ def test_keeper_releases_what_was_read() -> None:
 
 def test_copy_that_a_reader_does_not_need_is_released() -> None:
     """It has the memory of the sender open, and opens the next message without the keeper."""
-    before = shmem()
+    before = settled()
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
     sender = context.Process(target=send_two_of_one_block, args=(theirs,))
@@ -428,7 +437,7 @@ def test_copy_that_a_reader_does_not_need_is_released() -> None:
 def test_copy_of_a_message_that_was_read_while_its_sender_exited_is_released() -> None:
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
-    before = shmem()
+    before = settled()
     sender = context.Process(target=send_and_hand_over_early, args=(theirs,))
     sender.start()
     handle = ours.recv()
