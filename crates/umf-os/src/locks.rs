@@ -209,9 +209,14 @@ mod tests {
         let holder = ReopenedFile::of(fd.as_fd(), identity).unwrap();
         assert!(holder.locks().try_write_lock(1 << 40).unwrap() && holder.locks().try_write_lock(7).unwrap());
         let locks = OfdLocks::of_descriptor(fd.as_fd());
-        for (bytes, expected) in
-            [(0..7, false), (0..8, true), (7..8, true), (8..1 << 40, false), (8..(1 << 40) + 1, true), (7..7, false)]
-        {
+        for (bytes, expected) in [
+            (0..7, false),
+            (0..8, true),
+            (7..8, true),
+            (8..1 << 40, false),
+            (8..(1 << 40) + 1, true),
+            (7..7, false),
+        ] {
             assert_eq!(locks.is_any_write_locked(bytes.clone()), Ok(expected), "{bytes:?}");
         }
     }
