@@ -86,6 +86,7 @@ pub(crate) struct Mapping {
     pub(crate) memory: Memory<Contents>,
     pub(crate) handle: umf::Handle,
     size: usize,
+    claimed: bool,
     mode: Mode,
     /// `None` for a private copy, which no handle names.
     registered: Option<Registered>,
@@ -283,6 +284,12 @@ impl Mapping {
         self.memory.with(|contents| Ok(contents.open()?.is_current()))
     }
 
+    /// Whether this open has claimed a message: it is one of the readers that the sender has counted.
+    #[getter]
+    fn claimed(&self) -> bool {
+        self.claimed
+    }
+
     /// Passes the memory on: returns a handle for a message that `readers` processes open. If too much is
     /// in transit, waits for readers for at most `timeout` seconds.
     #[pyo3(signature = (readers = NonZeroU16::MIN, *, timeout = 0.0))]
@@ -363,22 +370,24 @@ pub(crate) fn open<'py>(
 ) -> PyResult<Bound<'py, Mapping>> {
     let mode = Mode::of(mode, readonly)?;
     let handle = decode(handle)?;
-    let opened = python.detach(|| match mode {
-        Mode::Shared => umf::open(&handle).map(Contents::Open),
-        Mode::ReadOnly => umf::open_read_only(&handle).map(Contents::Open),
-        Mode::Private => PrivateCopy::of(&umf::open_read_only(&handle)?).map(Contents::Copy),
-    });
-    let (contents, size, registered) = match opened.map_err(from_umf)? {
-        Contents::Open(mapping) => {
-            let (size, address) = (mapping.len(), mapping.address().value());
-            (Contents::Open(mapping), size, Some(Registered::new(address)))
-        }
-        Contents::Copy(copy) => {
-            let size = copy.length;
-            (Contents::Copy(copy), size, None)
-        }
+    let opened = |mapping: umf::Mapping<'static>| {
+        let claimed = mapping.has_claimed_ticket();
+        (Contents::Open(mapping), claimed)
     };
-    let mapping = Mapping { memory: Memory::new(contents), handle, size, mode, registered };
+    let opened = python.detach(|| match mode {
+        Mode::Shared => umf::open(&handle).map(opened),
+        Mode::ReadOnly => umf::open_read_only(&handle).map(opened),
+        Mode::Private => {
+            let mapping = umf::open_read_only(&handle)?;
+            PrivateCopy::of(&mapping).map(|copy| (Contents::Copy(copy), mapping.has_claimed_ticket()))
+        }
+    });
+    let (contents, claimed) = opened.map_err(from_umf)?;
+    let (size, registered) = match &contents {
+        Contents::Open(mapping) => (mapping.len(), Some(Registered::new(mapping.address().value()))),
+        Contents::Copy(copy) => (copy.length, None),
+    };
+    let mapping = Mapping { memory: Memory::new(contents), handle, size, claimed, mode, registered };
     let mapping = Bound::new(python, mapping)?;
     if let Some(registered) = &mapping.get().registered {
         registered.register(mapping.as_any(), size)?;

@@ -57,6 +57,19 @@ pub(crate) fn cancel(python: Python<'_>, handle: &Bound<'_, PyAny>) -> PyResult<
     python.detach(|| umf::cancel_handle(&handle)).map_err(from_umf)
 }
 
+/// Returns whether this process has sent a handle for a message, and readers have still to open it.
+#[pyfunction]
+pub(crate) fn is_in_transit(python: Python<'_>, handle: &Bound<'_, PyAny>) -> PyResult<bool> {
+    let handle = decode(handle)?;
+    python.detach(|| umf::is_in_transit(&handle)).map_err(from_umf)
+}
+
+/// Closes cached mappings that are not in use. Returns their number.
+#[pyfunction]
+pub(crate) fn close_idle(python: Python<'_>) -> PyResult<usize> {
+    python.detach(|| Ok(umf::importer()?.evict_idle())).map_err(from_umf)
+}
+
 /// Returns the number of handles that this process has sent and that not all readers have opened.
 #[pyfunction]
 pub(crate) fn in_transit(python: Python<'_>) -> PyResult<usize> {

@@ -252,12 +252,12 @@ def test_message_for_several_readers(is_live: bool) -> None:
     sender.join(60)
     # Two readers are left.
     for _ in range(2):
-        mapping = transit.open_sent(handle, umf.open)
+        mapping = transit.open_sent(handle)
         assert bytes(memoryview(mapping)[:3]) == b"abc"
         mapping.close()
     if not is_live:
         with pytest.raises(umf.StaleError):
-            transit.open_sent(handle, umf.open)
+            transit.open_sent(handle)
 
 
 def test_claimed_messages_are_not_copied() -> None:
@@ -332,27 +332,23 @@ def write_messages(path: str, count: int) -> None:
     assert len(transit._sent) == count
 
 
-def test_list_of_sent_handles_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transit, "WINDOW", 64)
-    monkeypatch.setattr(transit, "_sent", type(transit._sent)())
+def test_messages_that_were_read_are_forgotten() -> None:
     pool = umf.Pool.shared()
-    waiting = []
-    for number in range(1000):
+    unread = set()
+    for number in range(5000):
         block = pool.allocate(64)
         handle = bytes(block.send_handle())
         transit.sent(handle)
         block.free()
-        if number % 10:
+        if number % 100:
             umf.open(handle).close()
         else:
-            waiting.append(handle)
-    assert len(transit._sent) <= 64 * 2 + 2 * len(waiting)
-    # Half of the window suffices for what is in transit.
-    for handle in waiting:
+            unread.add(handle)
+    assert len(transit._sent) <= 1024 + 2 * len(unread)
+    assert unread <= {message[:256] for message in transit._sent}
+    for handle in unread:
         umf.open(handle).close()
-    for _ in range(200):
-        transit.sent(bytes(256))
-    assert len(transit._sent) <= 64 * 3
+    assert transit._unread(transit._sent) == []
 
 
 def exit_by_os(queue) -> None:
@@ -411,7 +407,7 @@ def test_keeper_releases_what_was_read() -> None:
         handle = ours.recv()
         sender.join(60)
         assert shmem() >= before + (64 << 20)
-        mapping = transit.open_sent(handle, umf.open)
+        mapping = transit.open_sent(handle)
         assert bytes(memoryview(mapping)[-2:]) == b"\1\1"
         mapping.close()
         # Neither the copy, nor the memory of the sender.
@@ -429,7 +425,7 @@ def test_copy_that_a_reader_does_not_need_is_released() -> None:
     mapping = umf.open(first)
     ours.send("opened")
     sender.join(60)
-    transit.open_sent(second, umf.open).close()
+    transit.open_sent(second).close()
     wait_until(lambda: is_released(before), "the release of a copy that is not needed")
     mapping.close()
 
@@ -443,13 +439,9 @@ def test_copy_of_a_message_that_was_read_while_its_sender_exited_is_released() -
     handle = ours.recv()
     assert shmem() >= before + (64 << 20)
     # It lives, and so does its block.
-    transit.open_sent(handle, umf.open).close()
+    transit.open_sent(handle).close()
     ours.send("opened")
     sender.join(60)
-    assert shmem() >= before + (64 << 20)
-    pool = umf.Pool.shared()
-    for _ in range(transit._RECENT):
-        transit.open_sent(bytes(pool.allocate(64).send_handle()), umf.open).close()
     wait_until(lambda: is_released(before), "the release of a copy that is not needed")
 
 
@@ -491,9 +483,9 @@ def test_unknown_message_is_the_error_of_the_open() -> None:
     block.free()
     umf.open(message).close()
     with pytest.raises(umf.TicketClaimedError):
-        transit.open_sent(message, umf.open)
+        transit.open_sent(message)
     with pytest.raises(umf.StaleError):
-        transit.open_sent(plain, umf.open)
+        transit.open_sent(plain)
     assert _keeper.plain(message) == plain
 
 

@@ -51,6 +51,8 @@ MESSAGE = HANDLE + 2
 """Bytes of a handle and of the number of its readers."""
 CONNECTIONS = 512
 """Connections at a time. The one that was silent for longest is closed for another."""
+EARLY = 4096
+"""Messages whose readers need no copies, and which their sender has not handed over yet."""
 OTHER_DESCRIPTORS = 32
 """Descriptors for anything but segments and connections."""
 NAME_MAX = 255
@@ -368,15 +370,15 @@ class Messages:
 
     def __init__(self) -> None:
         self.kept: dict[bytes, Kept] = {}
+        self.early: dict[bytes, int] = {}
+        """Readers that have told that they need no copy of a message, before it was handed over."""
         self.pool: Any = None
-        self.isolated: Any = None
 
     def extension(self) -> Any:
         from umf import _umf
 
         if self.pool is None:
             self.pool = _umf.Pool.shared()
-            self.isolated = _umf.Pool.isolated()
         return _umf
 
     def hand_over(self, connection: Connection, argument: bytes) -> bytes:
@@ -447,9 +449,12 @@ class Messages:
         umf = self.extension()
         result = bytearray()
         for wanted, (handle, readers, mapping) in zip(argument, live, strict=True):
-            if wanted == 1:
+            left = readers - self.early.pop(handle, 0)
+            if wanted == 1 and left <= 0:
+                result += b"C"
+            elif wanted == 1:
                 try:
-                    self.kept[handle] = Kept(self.copy(connection, handle, mapping), readers)
+                    self.kept[handle] = Kept(self.copy(connection, handle, mapping), left)
                     result += b"C"
                 except (umf.Error, MemoryError):
                     result += b"O"
@@ -471,13 +476,16 @@ class Messages:
         if kept.readers <= 0:
             del self.kept[handle]
 
-    def opened(self, argument: bytes) -> bytes:
-        """A reader has opened messages in the memory of their sender, and needs no copies."""
-        for start in range(0, len(argument), HANDLE):
-            handle = argument[start : start + HANDLE]
-            kept = self.kept.get(handle)
-            if kept is not None:
-                self.count(handle, kept)
+    def opened(self, handle: bytes) -> bytes:
+        """A reader has opened a message in the memory of its sender, and needs no copy."""
+        kept = self.kept.get(handle)
+        if kept is not None:
+            self.count(handle, kept)
+        elif len(handle) == HANDLE:
+            # Perhaps the sender has cancelled the ticket, and `Y` follows.
+            self.early[handle] = self.early.get(handle, 0) + 1
+            if len(self.early) > EARLY:
+                del self.early[next(iter(self.early))]
         return b""
 
     def forget(self, connection: Connection) -> None:
@@ -501,11 +509,8 @@ class Messages:
         if self.pool is None:
             return False
         umf = self.extension()
-        # Another open closes the idle mappings of senders: none may stay (`keeper._start`).
-        small = self.isolated.allocate(1)
-        umf.open(small.handle()).close()
-        small.free()
-        self.isolated.trim()
+        # Memory of senders, which have ended.
+        umf.close_idle()
         held = umf.drain(0.0)
         self.pool.trim()
         return bool(held)

@@ -22,7 +22,7 @@ try:
     from numpy.lib.format import descr_to_dtype, dtype_to_descr
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        "arrays of umf need numpy, which is not installed; run: pip install 'umf-rs[numpy]' "
+        "arrays of umf need numpy, which is not installed; run: pip install numpy "
         "(umf.Pool, blocks and mappings work without it)",
         name=error.name,
     ) from error

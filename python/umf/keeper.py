@@ -122,8 +122,6 @@ def _start(member: session.Session) -> None:
             for name, value in os.environ.items()
             if name not in (session.VARIABLE, _install.VARIABLE)
         }
-        # It keeps no idle mapping: that would keep the memory of a process that has ended.
-        environment["UMF_IPC_MAX_OPENED_BYTES"] = "1"
         started = subprocess.Popen(
             command,
             env=environment,

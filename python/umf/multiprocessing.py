@@ -83,7 +83,7 @@ def _dump(pickler: ForkingPickler, given: Any) -> None:
 
 
 def _open_mapping(handle: bytes, readonly: bool) -> _umf.Mapping:
-    return transit.open_sent(handle, lambda known: _umf.open(known, readonly=readonly))
+    return transit.open_sent(handle, readonly=readonly)
 
 
 def _open_array(memory: _umf.Mapping, handle: arrays.ArrayHandle) -> arrays.Array:

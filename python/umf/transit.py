@@ -15,26 +15,18 @@ import select
 import struct
 import sys
 import threading
-from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections import OrderedDict
 from multiprocessing import util
-from typing import TypeVar
 
 from umf import _keeper, _umf, keeper, session
 
 __all__ = ["can_pass_on", "hand_over", "open_sent", "producer_is_alive", "sent"]
 
-T = TypeVar("T")
-
-WINDOW = 1 << 14
-"""Handles that are kept at least. Of more, as many as are in transit."""
 _BATCH = _keeper.PACKET // 2 // _keeper.MESSAGE
 
-_RECENT = 64
-
-_sent: deque[bytes] = deque()
-_read: deque[bytes] = deque()
-"""The messages that this process has read last, of processes that lived then."""
+_sent: list[bytes] = []
+_look_at = 1024
+"""The number of messages at which those that were read are forgotten."""
 _exiting = False
 _finalizer: util.Finalize | None = None
 _lock = threading.RLock()
@@ -42,45 +34,38 @@ _lock = threading.RLock()
 
 def sent(handle: bytes, readers: int = 1) -> None:
     """Notes a handle with a ticket that this process sends."""
+    global _sent, _look_at
     message = handle + struct.pack("<H", readers)
     if _exiting:
         # A thread that sends while the process exits.
         _hand_over([message])
         return
-    _sent.append(message)
-    if len(_sent) >= 2 * WINDOW and len(_sent) % WINDOW == 0:
-        _forget_old()
-
-
-def _forget_old() -> None:
-    """Drops the oldest handles, as many as cannot be in transit if readers read in order."""
-    try:
-        count = _umf.in_transit()
-    except _umf.Error:
-        return
     with _lock:
-        while len(_sent) > max(WINDOW, 2 * count):
-            _sent.popleft()
+        _sent.append(message)
+        if len(_sent) >= _look_at:
+            _sent = _unread(_sent)
+            _look_at = max(1024, 2 * len(_sent))
+
+
+def _unread(messages: list[bytes]) -> list[bytes]:
+    """Returns the messages that not all readers have opened."""
+    return [message for message in messages if _umf.is_in_transit(message[: _keeper.HANDLE])]
 
 
 def hand_over() -> None:
     """Hands the messages in transit over to the keeper. Called at exit."""
-    global _exiting
+    global _exiting, _sent
     _exiting = True
-    messages = []
-    while _sent:
-        messages.append(_sent.popleft())
-    _hand_over(messages)
     with _lock:
-        read = [handle for handle in _read if not producer_is_alive(handle)]
-        _read.clear()
-    _tell_read(read)
+        messages, _sent = _sent, []
+    _hand_over(messages)
 
 
 def _hand_over(messages: list[bytes]) -> None:
     try:
+        messages = _unread(messages)
         # Without another member, no process can ask for them.
-        if not messages or _umf.in_transit() == 0 or session.is_alone():
+        if not messages or session.is_alone():
             return
         lost = 0
         with keeper.connect() as client:
@@ -113,15 +98,13 @@ def _hand_over_to(client: keeper.Client, batch: list[bytes]) -> int:
     return lost
 
 
-def open_sent(handle: bytes, open_with: Callable[[bytes], T]) -> T:
+def open_sent(handle: bytes, *, readonly: bool = False) -> _umf.Mapping:
     """Opens a handle of a message. Asks the keeper if the sender has exited."""
+    known = _umf.Handle(handle)
     try:
-        opened = open_with(handle)
-        if handle[176:182].strip(b"\0"):
-            _note_read(handle)
-        return opened
+        opened = _umf.open(known, readonly=readonly)
     except _umf.StaleError:
-        if not _umf.Handle(handle).has_ticket:
+        if not known.has_ticket:
             raise
         with keeper.connect(start=False) as client:
             if client is None:
@@ -134,7 +117,24 @@ def open_sent(handle: bytes, open_with: Callable[[bytes], T]) -> T:
                 raise
             _stable.add(client.pid())
             # While the connection is open, the keeper waits for this process to open it.
-            return open_with(new)
+            return _umf.open(new, readonly=readonly)
+    if known.has_ticket and not opened.claimed:
+        _tell_read(handle)
+    return opened
+
+
+def _tell_read(handle: bytes) -> None:
+    """Tells the keeper that this reader needs no copy of a message.
+
+    While a sender exits, its live blocks can be opened although the keeper copies them.
+    """
+    try:
+        with keeper.connect(start=False) as client:
+            if client is not None:
+                client.request(b"D", handle)
+    except OSError:
+        # The copy stays until the end of the session.
+        pass
 
 
 _stable: set[int] = set()
@@ -155,42 +155,6 @@ def can_pass_on(handle: bytes) -> bool:
         root = 0
     known = {root, parent.pid if parent is not None else None, *_stable}
     return pid in known and producer_is_alive(handle)
-
-
-def _note_read(handle: bytes) -> None:
-    """Tells the keeper of messages that were opened in the memory of a sender that has ended since.
-
-    While it exits, its live blocks can be opened although the keeper has copies for their readers.
-    So a message is looked at again when some later ones were read.
-    """
-    with _lock:
-        _read.append(handle)
-        ended = [] if producer_is_alive(handle) else _take_read(handle)
-        if len(_read) > _RECENT and not producer_is_alive(_read[0]):
-            ended += _take_read(_read[0])
-        if len(_read) > _RECENT:
-            _read.popleft()
-    _tell_read(ended)
-
-
-def _take_read(handle: bytes) -> list[bytes]:
-    """Removes and returns the messages of the producer of one."""
-    found = [read for read in _read if read[48:64] == handle[48:64]]
-    for read in found:
-        _read.remove(read)
-    return found
-
-
-def _tell_read(handles: list[bytes]) -> None:
-    if not handles:
-        return
-    try:
-        with keeper.connect(start=False) as client:
-            if client is not None:
-                client.request(b"D", b"".join(handles))
-    except OSError:
-        # The copies stay until the end of the session.
-        pass
 
 
 _PRODUCERS = 16
@@ -246,7 +210,6 @@ def _after_fork() -> None:
     _lock = threading.RLock()
     # The messages are the parent's.
     _sent.clear()
-    _read.clear()
     _arm()
 
 

@@ -91,7 +91,8 @@ pub use error::{Error, Result};
 pub use global::GlobalPool;
 pub use pool::Pool;
 pub use process::{
-    cancel_handle, exporter, handles_in_transit, importer, known_exporter, open, open_read_only,
+    cancel_handle, exporter, handles_in_transit, importer, is_in_transit, known_exporter, open,
+    open_read_only,
 };
 #[cfg(feature = "config")]
 pub use process::{init, settings, warnings};

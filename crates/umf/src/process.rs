@@ -277,6 +277,14 @@ pub fn cancel_handle(handle: &Handle) -> Result<bool> {
     Ok(process()?.exporter.cancel(handle) || umf_ipc::importer::cancel_passed_on(handle))
 }
 
+/// Returns whether this process has sent a handle for a message, and readers have still to open it.
+///
+/// # Errors
+/// As [`exporter()`].
+pub fn is_in_transit(handle: &Handle) -> Result<bool> {
+    Ok(process()?.exporter.is_in_transit(handle) || umf_ipc::importer::is_passed_on(handle))
+}
+
 /// Returns the number of handles that this process has sent and that not all readers have opened.
 /// Releases the memory of the others.
 ///

@@ -168,6 +168,13 @@ impl Exporter {
         state.is_some_and(|state| state.cancel(handle))
     }
 
+    /// Returns whether readers have still to claim a handle of [`Exporter::send_handle`].
+    #[must_use]
+    pub fn is_in_transit(&self, handle: &Handle) -> bool {
+        let state = self.inner.current().filter(|state| state.nonce() == handle.nonce());
+        state.is_some_and(|state| state.is_in_transit(handle))
+    }
+
     /// Releases the memory of handles that were claimed. Returns the number of handles of
     /// [`Exporter::send_handle`] that are in transit.
     pub fn poll_tickets(&self) -> usize {

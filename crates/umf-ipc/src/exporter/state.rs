@@ -423,6 +423,11 @@ impl ExporterState {
         handle.ticket().is_some_and(|ticket| self.exports.cancel(handle.slot(), ticket))
     }
 
+    /// Returns whether readers have still to claim the ticket of a handle of this process.
+    pub(super) fn is_in_transit(&self, handle: &Handle) -> bool {
+        handle.ticket().is_some_and(|ticket| self.exports.is_in_transit(handle.slot(), ticket))
+    }
+
     pub(super) fn poll_tickets(&self) -> usize {
         self.exports.poll_tickets()
     }

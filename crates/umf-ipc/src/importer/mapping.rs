@@ -22,6 +22,8 @@ pub(super) const HOST_ACCESSIBLE: u64 = 1;
 pub(super) const READ_ONLY: u64 = 2;
 /// A flag of [`OpenBlock`]: the kind of memory brackets CPU accesses, or copies for the CPU.
 pub(super) const BRACKETS_ACCESS: u64 = 4;
+/// A flag of [`OpenBlock`]: this open has claimed the ticket of its handle.
+const CLAIMED: u64 = 8;
 
 /// An open block: its address, its lease and the address of its generation. The pinned entry keeps
 /// the pointers valid.
@@ -34,8 +36,8 @@ pub(super) struct OpenBlock {
     pub generation: u64,
     /// The slot's generation in the producer's ledger.
     pub word: NonNull<AtomicU64>,
-    /// [`HOST_ACCESSIBLE`], [`READ_ONLY`], [`BRACKETS_ACCESS`]. A whole word, so that an open copies
-    /// no padding.
+    /// [`HOST_ACCESSIBLE`], [`READ_ONLY`], [`BRACKETS_ACCESS`], [`CLAIMED`]. A whole word, so that an
+    /// open copies no padding.
     pub flags: u64,
     /// The region.
     pub region: NonNull<ImportedRegion>,
@@ -121,6 +123,18 @@ impl<'i> Mapping<'i> {
         }
         producer::keep_sender(Arc::clone(producer));
         Ok(handle.with_ticket(Some(ticket)))
+    }
+
+    /// Returns whether this open has claimed the ticket of its handle: the reader is one of those that
+    /// the sender has counted. `false` for a plain handle, and for an open too many of a live block.
+    #[must_use]
+    pub const fn has_claimed_ticket(&self) -> bool {
+        self.block.flags & CLAIMED != 0
+    }
+
+    pub(super) const fn with_claimed_ticket(mut self) -> Self {
+        self.block.flags |= CLAIMED;
+        self
     }
 
     /// Returns whether writing is refused.

@@ -9,7 +9,7 @@ mod region;
 mod statistics_ledger;
 
 pub use mapping::Mapping;
-pub use producer::{cancel_passed_on, poll_passed_on};
+pub use producer::{cancel_passed_on, is_passed_on, poll_passed_on};
 pub use umf_core::Access;
 
 use core::mem::MaybeUninit;

@@ -238,7 +238,7 @@ impl ImporterInner {
         {
             // What was read before may have been of a slot that was being reused.
             producer.content(handle)?;
-            return Ok(mapping);
+            return Ok(mapping.with_claimed_ticket());
         }
         // If the producer retired the export before it could see the lease, this sees that.
         if !mapping.is_current_since_lease() {

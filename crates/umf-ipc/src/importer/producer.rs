@@ -376,6 +376,15 @@ pub fn cancel_passed_on(handle: &Handle) -> bool {
     of_handle.any(|producer| producer.cancel(handle.slot(), ticket))
 }
 
+/// Returns whether readers have still to claim a handle of [`super::Mapping::send_handle`].
+#[must_use]
+pub fn is_passed_on(handle: &Handle) -> bool {
+    let Some(ticket) = handle.ticket() else { return false };
+    let senders = SENDERS.lock();
+    let mut of_handle = senders.iter().filter(|producer| producer.nonce == handle.nonce());
+    of_handle.any(|producer| producer.leases().is_ok_and(|own| own.is_in_transit(handle.slot(), ticket)))
+}
+
 /// Releases the memory of handles of [`super::Mapping::send_handle`] that were claimed. Returns the
 /// number of the others. `umf_runtime::deferred::poll` calls it.
 pub fn poll_passed_on() -> usize {

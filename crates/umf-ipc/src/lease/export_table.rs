@@ -138,6 +138,11 @@ impl ExportTable {
         ImporterLeases::open(ReceivedFd::from(fd), None, id)
     }
 
+    /// Returns whether this process has sent a ticket, and readers have still to claim it.
+    pub(crate) fn is_in_transit(&self, slot: u32, ticket: Ticket) -> bool {
+        self.tickets.lock().as_ref().is_some_and(|own| own.is_in_transit(slot, ticket))
+    }
+
     /// Cancels a ticket of this process. Returns whether a reader could have claimed it.
     pub(crate) fn cancel(&self, slot: u32, ticket: Ticket) -> bool {
         self.tickets.lock().as_ref().is_some_and(|own| own.cancel(slot, ticket))

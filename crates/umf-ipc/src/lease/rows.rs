@@ -353,6 +353,11 @@ impl ImporterLeases {
         self.sent.lock().len()
     }
 
+    /// Returns whether this process has sent a ticket, and readers have still to claim it.
+    pub(crate) fn is_in_transit(&self, slot: u32, ticket: Ticket) -> bool {
+        self.sent.lock().is_in_transit(slot, ticket.number)
+    }
+
     /// Cancels a ticket of this process. Returns whether a reader could have claimed it.
     pub(crate) fn cancel(&self, slot: u32, ticket: Ticket) -> bool {
         self.sent.lock().cancel(slot, ticket.number)

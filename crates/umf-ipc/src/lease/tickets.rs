@@ -174,6 +174,11 @@ impl SentTickets {
         }
     }
 
+    /// Returns whether readers have still to claim a ticket.
+    pub(super) fn is_in_transit(&self, slot: u32, number: u64) -> bool {
+        self.sent.get(&(slot, number)).is_some_and(|sent| ticket::is_open(self.word(sent), number))
+    }
+
     /// Cancels a ticket. Returns whether a reader could have claimed it.
     pub(super) fn cancel(&mut self, slot: u32, number: u64) -> bool {
         let Some(sent) = self.sent.get(&(slot, number)) else { return false };
