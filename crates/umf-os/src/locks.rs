@@ -225,7 +225,7 @@ mod tests {
     fn read_lock_of_another_description_does_not_count() {
         let (fd, identity) = file();
         let other = ReopenedFile::of(fd.as_fd(), identity).unwrap();
-        other.locks().control(libc::F_OFD_SETLK, libc::F_RDLCK, 0).unwrap();
+        other.locks().control(libc::F_OFD_SETLK, libc::F_RDLCK, 0, 1).unwrap();
         assert!(!OfdLocks::of_file(&fd).is_write_locked(0).unwrap());
     }
 
