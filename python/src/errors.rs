@@ -94,7 +94,11 @@ pub(crate) fn from_umf(error: umf::Error) -> PyErr {
     match &error {
         umf::Error::Ipc(ipc) => from_ipc(ipc, text),
         umf::Error::Memory(umf::MemoryError::OutOfMemory { .. }) => named("OutOfMemoryError", text),
-        umf::Error::Memory(umf::MemoryError::HeldLimit { .. }) => LimitError::new_err(text),
+        umf::Error::Memory(
+            umf::MemoryError::HeldLimit { .. }
+            | umf::MemoryError::LimitReached { .. }
+            | umf::MemoryError::TooMany { .. },
+        ) => LimitError::new_err(text),
         umf::Error::Memory(umf::MemoryError::Frozen { .. }) => ForkError::new_err(text),
         umf::Error::Memory(umf::MemoryError::NotSupported { .. }) => NotSupportedError::new_err(text),
         umf::Error::Memory(umf::MemoryError::Driver { .. }) => DeviceError::new_err(text),

@@ -23,19 +23,27 @@ use umf_os::file::{self, FileIdentity};
 use umf_os::{OfdLocks, ReopenedFile, SharedMapping, SystemResult, memfd};
 use umf_sync::Lock;
 
-use crate::memory;
-
-/// The number of the latest fork that found objects with memory. Inherited by children.
+/// The number of the latest fork that found memory. Inherited by children.
 static FORKS: AtomicU64 = AtomicU64::new(0);
+/// The number of the latest fork when no fork was in progress.
+static COMPLETED: AtomicU64 = AtomicU64::new(0);
+/// Number of keepers of memory in this process.
+static KEEPERS: AtomicU64 = AtomicU64::new(0);
 /// Memory that is live at a fork up to this number is kept as long as this process lives: the end of
 /// that fork's children cannot be observed.
 static UNOBSERVED: AtomicU64 = AtomicU64::new(0);
 /// The file whose bytes are locked.
 static FILE: Lock<Option<ForkFile>> = Lock::new(None);
-/// The mapping of the fork in progress.
-static IN_PROGRESS: Lock<Option<SharedMapping>> = Lock::new(None);
+/// The forks in progress, of several threads.
+static IN_PROGRESS: Lock<InProgress> = Lock::new(InProgress { forks: 0, mappings: Vec::new() });
 /// Mappings, and blocks of pools without deferred free, that are kept for children.
 static KEPT: Lock<Vec<Kept>> = Lock::new(Vec::new());
+
+struct InProgress {
+    forks: u64,
+    /// With the locks of these forks. Each child inherits all of them, which may keep memory longer.
+    mappings: Vec<SharedMapping>,
+}
 
 struct ForkFile {
     fd: CloseOnFork,
@@ -49,9 +57,15 @@ struct Kept {
     _value: Box<dyn Send>,
 }
 
-/// The number of the latest fork.
-pub(crate) fn latest() -> u64 {
-    FORKS.load(Ordering::SeqCst)
+/// Notes new memory, and returns the number of the latest fork whose children cannot have it.
+pub(crate) fn note_keeper() -> u64 {
+    KEEPERS.fetch_add(1, Ordering::SeqCst);
+    COMPLETED.load(Ordering::SeqCst)
+}
+
+/// Notes that memory of this process ends, or is kept for children.
+pub(crate) fn note_end() {
+    KEEPERS.fetch_sub(1, Ordering::SeqCst);
 }
 
 /// The forks with numbers above `after`, up to `last`.
@@ -65,7 +79,7 @@ impl Forks {
     /// Returns the forks since the one with the number `after`, if any of their children may still
     /// see the memory of this process.
     pub(crate) fn since(after: u64) -> Option<Self> {
-        let forks = Self { after, last: latest() };
+        let forks = Self { after, last: FORKS.load(Ordering::SeqCst) };
         (forks.last != after && !forks.are_over()).then_some(forks)
     }
 
@@ -151,32 +165,36 @@ fn lock_next(file: &mut Option<ForkFile>, number: u64) -> SystemResult<SharedMap
     };
     let reopened = ReopenedFile::of(file.fd.as_fd(), file.identity)?;
     let mapping = SharedMapping::new(&reopened, 4096, false)?;
-    reopened.locks().try_write_lock(number)?;
-    Ok(mapping)
+    if reopened.locks().try_write_lock(number)? { Ok(mapping) } else { Err(umf_os::Errno::AGAIN) }
 }
 
 #[pyfunction]
 fn before_fork(python: Python<'_>) -> PyResult<()> {
     release_kept();
-    if memory::are_none() {
+    let mut in_progress = IN_PROGRESS.lock();
+    in_progress.forks += 1;
+    if KEEPERS.load(Ordering::SeqCst) == 0 {
         return Ok(());
     }
-    let number = latest() + 1;
+    let number = FORKS.load(Ordering::SeqCst) + 1;
     let mut file = FILE.lock();
     let locked = lock_next(&mut file, number);
-    if locked.is_err() {
-        // Another file has the number of the descriptor, perhaps. The next fork makes a new one.
-        std::mem::forget(file.take());
+    if let Err(errno) = locked {
+        if errno == umf_os::Errno::STALE {
+            // Another file has the number of the descriptor. The next fork makes a new one.
+            drop(file.take());
+        }
         UNOBSERVED.store(number, Ordering::SeqCst);
     }
     drop(file);
     FORKS.store(number, Ordering::SeqCst);
     match locked {
         Ok(mapping) => {
-            *IN_PROGRESS.lock() = Some(mapping);
+            in_progress.mappings.push(mapping);
             Ok(())
         }
         Err(errno) => {
+            drop(in_progress);
             let text = format!(
                 "umf cannot observe when the children of this fork end ({errno}), so memory that is live now is \
                  never reused; raise the limit of open files (ulimit -n) and mount /proc"
@@ -189,17 +207,30 @@ fn before_fork(python: Python<'_>) -> PyResult<()> {
 
 #[pyfunction]
 fn after_fork_in_parent() {
-    let mapping = IN_PROGRESS.lock().take();
-    drop(mapping);
+    let mut in_progress = IN_PROGRESS.lock();
+    in_progress.forks = in_progress.forks.saturating_sub(1);
+    let mut ended = Vec::new();
+    if in_progress.forks == 0 {
+        ended.append(&mut in_progress.mappings);
+        COMPLETED.store(FORKS.load(Ordering::SeqCst), Ordering::SeqCst);
+    }
+    drop(in_progress);
+    // Without the lock: it unmaps.
+    drop(ended);
 }
 
 #[pyfunction]
 fn after_fork_in_child() {
-    // The mapping stays as long as this process does, and its lock.
-    std::mem::forget(IN_PROGRESS.lock().take());
+    let mut in_progress = IN_PROGRESS.lock();
+    in_progress.forks = 0;
+    // The mappings stay as long as this process does, and their locks.
+    std::mem::forget(std::mem::take(&mut in_progress.mappings));
+    drop(in_progress);
     // The file is the parent's. `CloseOnFork` has closed the descriptor.
     drop(FILE.lock().take());
     UNOBSERVED.store(0, Ordering::SeqCst);
+    COMPLETED.store(FORKS.load(Ordering::SeqCst), Ordering::SeqCst);
+    KEEPERS.store(0, Ordering::SeqCst);
     std::mem::forget(std::mem::take(&mut *KEPT.lock()));
 }
 

@@ -12,7 +12,7 @@ use pyo3::types::{PyBytes, PyType};
 use crate::device::no_buffer;
 use crate::errors::{Error, argument, from_umf};
 use crate::fork::{self, Forks, KeepForChildren};
-use crate::memory::{Export, Memory, Range, Registered};
+use crate::memory::{Export, Memory, Range};
 use crate::transit;
 
 /// The name of a block in every process of the machine: 256 plain bytes.
@@ -58,6 +58,11 @@ impl Handle {
         self.0.has_ticket()
     }
 
+    /// Returns the plain handle of the memory: without a ticket. It is stale once the memory is freed.
+    fn plain(&self) -> Self {
+        Self(self.0.plain())
+    }
+
     fn __bytes__<'py>(&self, python: Python<'py>) -> Bound<'py, PyBytes> {
         PyBytes::new(python, self.0.as_bytes())
     }
@@ -88,8 +93,6 @@ pub(crate) struct Mapping {
     size: usize,
     claimed: bool,
     mode: Mode,
-    /// `None` for a private copy, which no handle names.
-    registered: Option<Registered>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -383,14 +386,13 @@ pub(crate) fn open<'py>(
         }
     });
     let (contents, claimed) = opened.map_err(from_umf)?;
-    let (size, registered) = match &contents {
-        Contents::Open(mapping) => (mapping.len(), Some(Registered::new(mapping.address().value()))),
+    // No handle names a private copy.
+    let (size, address) = match &contents {
+        Contents::Open(mapping) => (mapping.len(), Some(mapping.address().value())),
         Contents::Copy(copy) => (copy.length, None),
     };
-    let mapping = Mapping { memory: Memory::new(contents), handle, size, claimed, mode, registered };
+    let mapping = Mapping { memory: Memory::new(contents, address), handle, size, claimed, mode };
     let mapping = Bound::new(python, mapping)?;
-    if let Some(registered) = &mapping.get().registered {
-        registered.register(mapping.as_any(), size)?;
-    }
+    mapping.get().memory.register(mapping.as_any(), size)?;
     Ok(mapping)
 }

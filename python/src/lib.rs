@@ -61,6 +61,7 @@ fn _umf(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(transit::in_transit, module)?)?;
     module.add_function(wrap_pyfunction!(transit::is_in_transit, module)?)?;
     module.add_function(wrap_pyfunction!(transit::close_idle, module)?)?;
+    module.add_function(wrap_pyfunction!(transit::check_memory, module)?)?;
     module.add_function(wrap_pyfunction!(pool::drain, module)?)?;
     module.add_function(wrap_pyfunction!(memory::find, module)?)?;
     domain::add(module)?;

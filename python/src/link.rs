@@ -570,7 +570,7 @@ impl Link {
             Ok(view)
         })?;
         let (tag, size) = (view.tag(), view.len());
-        Ok(View { memory: Buffers::new(view), tag, size })
+        Ok(View { memory: Buffers::new(view, None), tag, size })
     }
 
     /// Answers the peer without waiting. Raises an exception if the peer has ended.

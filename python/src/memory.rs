@@ -34,8 +34,10 @@ pub(crate) struct Memory<T: KeepForChildren> {
 pub(crate) struct Keeper<T: KeepForChildren> {
     value: ManuallyDrop<T>,
     process: u32,
-    /// The latest fork when it was made.
+    /// The latest fork whose children cannot have the memory.
     fork: u64,
+    /// The entry of the object for [`find`]. `None` for memory that no handle names.
+    registered: Option<Registered>,
 }
 
 impl<T: KeepForChildren> Keeper<T> {
@@ -54,9 +56,11 @@ impl<T: KeepForChildren> Deref for Keeper<T> {
 
 impl<T: KeepForChildren> Drop for Keeper<T> {
     fn drop(&mut self) {
+        drop(self.registered.take());
         if !self.is_of_this_process() {
             return;
         }
+        fork::note_end();
         // SAFETY: the value is taken once, as the keeper is dropped once.
         let value = unsafe { ManuallyDrop::take(&mut self.value) };
         match Forks::since(self.fork) {
@@ -114,9 +118,11 @@ pub(crate) struct Range {
 }
 
 impl<T: KeepForChildren + Sync + 'static> Memory<T> {
-    pub(crate) fn new(value: T) -> Self {
+    /// `address`: that of the first byte, if a handle names the memory.
+    pub(crate) fn new(value: T, address: Option<u64>) -> Self {
         let process = umf_sync::fork::generation();
-        let keeper = Keeper { value: ManuallyDrop::new(value), process, fork: fork::latest() };
+        let (value, registered) = (ManuallyDrop::new(value), address.map(Registered::new));
+        let keeper = Keeper { value, process, fork: fork::note_keeper(), registered };
         Self { keeper: Lock::new(Some(Arc::new(keeper))), pinned: Lock::new(None) }
     }
 
@@ -129,6 +135,14 @@ impl<T: KeepForChildren + Sync + 'static> Memory<T> {
         self.keeper.lock().clone().ok_or_else(|| {
             ClosedError::new_err("the memory was freed or closed; keep the object open as long as it is used")
         })
+    }
+
+    /// Lets [`find`] know the object with this memory, of `length` bytes, until the memory ends.
+    pub(crate) fn register(&self, object: &Bound<'_, PyAny>, length: usize) -> PyResult<()> {
+        match &self.share()?.registered {
+            Some(registered) => registered.register(object, length),
+            None => Ok(()),
+        }
     }
 
     /// Calls `use_it` with the memory, which is not released meanwhile.
@@ -182,6 +196,8 @@ impl<T: KeepForChildren + Sync + 'static> Memory<T> {
             return Err(Some(keeper));
         }
         let mut keeper = ManuallyDrop::new(Arc::try_unwrap(keeper).map_err(Some)?);
+        drop(keeper.registered.take());
+        fork::note_end();
         // SAFETY: the value is taken once, as the keeper is not dropped.
         Ok(unsafe { ManuallyDrop::take(&mut keeper.value) })
     }
@@ -231,23 +247,19 @@ struct Entry {
     object: Py<PyWeakref>,
 }
 
-/// Returns whether this process has no object with memory.
-pub(crate) fn are_none() -> bool {
-    OBJECTS.lock().is_empty()
-}
-
 /// The entry of an object in the table. Dropping it removes the entry.
-pub(crate) struct Registered(u64, u64);
+#[derive(Debug)]
+struct Registered(u64, u64);
 
 impl Registered {
     /// Returns the key of an object with memory at `address`, which [`Registered::register`] enters.
-    pub(crate) fn new(address: u64) -> Self {
+    fn new(address: u64) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         Self(address, NEXT.fetch_add(1, Ordering::Relaxed))
     }
 
     /// Enters an object with this key and `length` bytes of memory.
-    pub(crate) fn register(&self, object: &Bound<'_, PyAny>, length: usize) -> PyResult<()> {
+    fn register(&self, object: &Bound<'_, PyAny>, length: usize) -> PyResult<()> {
         let weak = PyWeakrefReference::new(object)?.into_any().cast_into::<PyWeakref>()?;
         OBJECTS.lock().insert((self.0, self.1), Entry { length, object: weak.unbind() });
         Ok(())

@@ -13,8 +13,8 @@ use crate::device::no_buffer;
 use crate::errors::{ForkError, argument, from_umf};
 use crate::fork::release_kept;
 use crate::handle::Handle;
-use crate::memory::{Export, Memory, Range, Registered};
-use crate::transit;
+use crate::memory::{Export, Memory, Range};
+use crate::transit::{self, duration};
 
 /// The largest size that is allocated with the GIL.
 const SHORT: usize = 1 << 20;
@@ -91,10 +91,10 @@ impl Pool {
         // Populating the pages of a large block takes long.
         let block = if size > SHORT { python.detach(allocate) } else { allocate() };
         let block = block.map_err(from_umf)?;
-        let registered = Registered::new(block.address().value());
-        let block = Block { memory: Memory::new(block), size, pid: self.pid, registered };
+        let address = block.address().value();
+        let block = Block { memory: Memory::new(block, Some(address)), size, pid: self.pid };
         let block = Bound::new(python, block)?;
-        block.get().registered.register(block.as_any(), size)?;
+        block.get().memory.register(block.as_any(), size)?;
         Ok(block)
     }
 
@@ -147,7 +147,6 @@ pub(crate) struct Block {
     pub(crate) memory: Memory<OwnedBlock>,
     size: usize,
     pid: u32,
-    registered: Registered,
 }
 
 #[pymethods]
@@ -240,19 +239,20 @@ fn range(block: &OwnedBlock) -> PyResult<Range> {
 #[pyfunction]
 #[pyo3(signature = (timeout = 0.0))]
 pub(crate) fn drain(python: Python<'_>, timeout: f64) -> PyResult<u64> {
-    let timeout = Duration::try_from_secs_f64(timeout).map_err(|_| argument("a timeout is not negative"))?;
-    Ok(python.detach(|| {
-        let begin = Instant::now();
-        let held = umf::drain(timeout).bytes;
-        let mut pause = Duration::from_micros(50);
-        loop {
-            let kept = release_kept();
-            let left = timeout.saturating_sub(begin.elapsed());
-            if kept == 0 || left.is_zero() {
-                return held + kept;
-            }
-            std::thread::sleep(pause.min(left));
-            pause = (2 * pause).min(Duration::from_millis(5));
+    /// The longest time in which signals are not handled.
+    const SLICE: Duration = Duration::from_millis(20);
+    let timeout = duration(timeout)?;
+    let begin = Instant::now();
+    loop {
+        let left = timeout.saturating_sub(begin.elapsed());
+        let bytes = python.detach(|| umf::drain(left.min(SLICE)).bytes + release_kept());
+        if bytes == 0 || left.is_zero() {
+            return Ok(bytes);
         }
-    }))
+        python.check_signals()?;
+        if bytes == release_kept() {
+            // `umf::drain` does not wait for what is kept for children.
+            python.detach(|| std::thread::sleep(left.min(SLICE)));
+        }
+    }
 }

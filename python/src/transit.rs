@@ -3,14 +3,20 @@
 use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
-use umf::ipc::transit::{self, TransitStatistics};
-use umf_sync::Lock;
 
 use crate::errors::{argument, from_umf};
 use crate::handle::{Handle, decode};
 
-/// What was in transit when a wait had no result. Until it changes, sends do not wait again.
-static STUCK: Lock<Option<TransitStatistics>> = Lock::new(None);
+/// Converts a number of seconds. Infinity is a very long time.
+pub(crate) fn duration(seconds: f64) -> PyResult<Duration> {
+    if seconds == f64::INFINITY {
+        return Ok(Duration::MAX);
+    }
+    let wrong = || {
+        argument("cannot wait that long: a timeout is a number of seconds, 0 or more; pass one, or math.inf")
+    };
+    Duration::try_from_secs_f64(seconds).map_err(|_| wrong())
+}
 
 /// Sends a handle. If too much is in transit, waits for readers for at most `timeout` seconds, without
 /// the GIL.
@@ -20,28 +26,28 @@ pub(crate) fn send(
     send: impl Fn() -> PyResult<umf::Result<umf::Handle>> + Send + Sync,
 ) -> PyResult<Handle> {
     const LONGEST: Duration = Duration::from_millis(20);
-    let timeout = Duration::try_from_secs_f64(timeout).map_err(|_| argument("a timeout is not negative"))?;
+    let timeout = duration(timeout)?;
     let begin = Instant::now();
     let mut pause = Duration::from_micros(100);
+    let mut is_last = false;
     loop {
         match python.detach(&send)? {
             Ok(handle) => return Ok(Handle(handle)),
             Err(full @ umf::Error::Ipc(umf::ipc::Error::TransitFull { .. })) => {
                 let left = timeout.saturating_sub(begin.elapsed());
-                let is_stuck = || *STUCK.lock() == Some(transit::statistics());
-                if left.is_zero() || python.detach(is_stuck) {
-                    *STUCK.lock() = Some(transit::statistics());
+                if is_last {
                     return Err(from_umf(full));
                 }
+                // Also after the last pause, and without one: handles that this process has passed on
+                // count too, and readers may have opened them.
+                is_last = left.is_zero();
                 // Ctrl-C, for example.
                 python.check_signals()?;
-                python
-                    .detach(|| {
-                        std::thread::sleep(pause.min(left));
-                        // Handles that this process has passed on count too.
-                        umf::handles_in_transit()
-                    })
-                    .map_err(from_umf)?;
+                let polled = python.detach(|| {
+                    std::thread::sleep(pause.min(left));
+                    umf::handles_in_transit()
+                });
+                polled.map_err(from_umf)?;
                 pause = (2 * pause).min(LONGEST);
             }
             Err(error) => return Err(from_umf(error)),
@@ -62,6 +68,14 @@ pub(crate) fn cancel(python: Python<'_>, handle: &Bound<'_, PyAny>) -> PyResult<
 pub(crate) fn is_in_transit(python: Python<'_>, handle: &Bound<'_, PyAny>) -> PyResult<bool> {
     let handle = decode(handle)?;
     python.detach(|| umf::is_in_transit(&handle)).map_err(from_umf)
+}
+
+/// Raises `OutOfMemoryError` if the machine, or a control group of this process, has no memory for `size`
+/// bytes. Pages of shared memory beyond that end in the OOM killer, not in an error.
+#[pyfunction]
+pub(crate) fn check_memory(size: usize) -> PyResult<()> {
+    let checked = umf_os::AvailableMemory::find().check(size, "shared memory");
+    checked.map_err(|error| from_umf(error.into()))
 }
 
 /// Closes cached mappings that are not in use. Returns their number.

@@ -26,9 +26,9 @@ def software_driver(name: str) -> pathlib.Path:
     file = f"lib{name}_soft.so"
     root = pathlib.Path(__file__).resolve().parents[2]
     targets = [root / "target", os.environ.get("CARGO_TARGET_DIR")]
-    folders = [
-        pathlib.Path(target, kind) for target in targets if target for kind in ("debug", "release")
-    ]
+    # `cargo test` leaves it in `deps`.
+    kinds = ("debug", "debug/deps", "release", "release/deps")
+    folders = [pathlib.Path(target, kind) for target in targets if target for kind in kinds]
     if given := os.environ.get("SOFTWARE_DRIVERS"):
         folders = [pathlib.Path(given)]
     for folder in folders:

@@ -18,7 +18,7 @@ from session_programs import keepers, run, wait_until
 import umf
 import umf.arrays
 import umf.multiprocessing
-from umf import _keeper, keeper, session, transit
+from umf import keeper, session, transit
 
 METHODS = ["fork", "spawn", "forkserver"]
 kept_alive = []
@@ -486,7 +486,7 @@ def test_unknown_message_is_the_error_of_the_open() -> None:
         transit.open_sent(message)
     with pytest.raises(umf.StaleError):
         transit.open_sent(plain)
-    assert _keeper.plain(message) == plain
+    assert bytes(umf.Handle(message).plain()) == plain
 
 
 def send_after_hand_over(queue) -> None:

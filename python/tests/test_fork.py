@@ -322,6 +322,13 @@ others = [umf.arrays.array(numpy.full(1 << 17, 9)) for _ in range(20)]
 os.close(writing)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 assert umf.drain() >= 1 << 20, "whether the child has ended is not known"
+os.close(reading)
+before = len(os.listdir("/proc/self/fd"))
+child = os.fork()
+if child == 0:
+    os._exit(0)
+os.waitpid(child, 0)
+assert len(os.listdir("/proc/self/fd")) <= before + 1
 print("ok")
 """
     done = subprocess.run(
@@ -360,3 +367,72 @@ def test_forks_beside_threads_that_allocate() -> None:
     for thread in threads:
         thread.join(60)
     assert not errors
+
+
+def test_memory_without_a_python_object_is_kept() -> None:
+    """A DLPack tensor is all that has the memory."""
+    program = """
+import os
+import numpy, umf
+pool = umf.Pool.shared()
+block = pool.allocate(1 << 20)
+memoryview(block)[:] = bytes([1]) * (1 << 20)
+tensor = numpy.from_dlpack(block)
+del block
+reading, writing = os.pipe()
+child = os.fork()
+if child == 0:
+    os.close(writing)
+    os.read(reading, 1)
+    os._exit(0 if (tensor == 1).all() else 1)
+del tensor
+others = [pool.allocate(1 << 20) for _ in range(8)]
+for other in others:
+    memoryview(other)[:] = bytes([99]) * (1 << 20)
+os.close(writing)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+assert umf.drain(10.0) == 0
+print("ok")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=False, capture_output=True, text=True
+    )
+    assert done.stdout == "ok\n", done
+
+
+def test_threads_that_fork_at_the_same_time() -> None:
+    """The hook that runs first lets the other thread begin its fork."""
+    program = """
+import os, threading, time
+import numpy
+os.register_at_fork(before=lambda: time.sleep(0.2))
+import umf
+given = umf.array(numpy.full(1 << 17, 5))
+reading, writing = os.pipe()
+children = []
+
+def fork() -> None:
+    child = os.fork()
+    if child == 0:
+        os.close(writing)
+        os.read(reading, 1)
+        os._exit(0 if (given == 5).all() else 1)
+    children.append(child)
+
+threads = [threading.Thread(target=fork) for _ in range(3)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+del given
+others = [umf.array(numpy.full(1 << 17, 9)) for _ in range(20)]
+assert umf.drain() >= 1 << 20
+os.close(writing)
+assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0] * 3
+assert umf.drain(10.0) == 0
+print("ok")
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program], check=False, capture_output=True, text=True
+    )
+    assert done.stdout == "ok\n", done

@@ -176,5 +176,98 @@ def test_memory_that_the_machine_does_not_have_is_an_error() -> None:
         with pytest.raises(umf.OutOfMemoryError) as caught:
             umf.empty(size, numpy.uint8)
         assert isinstance(caught.value, MemoryError)
-        with pytest.raises(umf.OutOfMemoryError):
-            umf.Pool.private().allocate(size)
+
+
+def test_array_in_memory_that_a_freed_block_had_before_is_found() -> None:
+    pool = umf.Pool.shared()
+    freed = [pool.allocate(4096) for _ in range(600)]
+    for block in freed:
+        block.free()
+    large = umf.empty(2 << 20, numpy.uint8)
+    for start in range(0, len(large), 4096):
+        part = large[start : start + 4096]
+        part[:] = start // 4096 % 251
+        assert (umf.open(umf.handle(part)) == part).all()
+
+
+def test_handle_of_a_received_array_claims_no_message() -> None:
+    sent = umf.array(numpy.arange(10))
+    message = umf.send_handle(sent, readers=2)
+    received = umf.open(message)
+    plain = umf.handle(received)
+    assert umf.Handle(message.handle).has_ticket and not umf.Handle(plain.handle).has_ticket
+    umf.open(plain)
+    assert umf.in_transit() == 1
+    del sent
+    gc.collect()
+    with pytest.raises(umf.StaleError):
+        umf.open(plain)
+    assert umf.open(message)[9] == 9
+
+
+FULL = """
+import threading, time
+import numpy, umf
+kept = umf.array(numpy.arange(10_000))
+message = umf.send_handle(kept)
+small = umf.array(numpy.arange(1000))
+for _ in range(2):
+    try:
+        umf.send_handle(small)
+    except umf.TransitFullError as error:
+        assert isinstance(error, umf.LimitError) and "ipc.max_in_transit" in str(error)
+    else:
+        raise AssertionError
+threading.Timer(0.5, lambda: umf.open(message)).start()
+sent = umf.send_handle(small, timeout=60)
+umf.cancel(sent.handle)
+del small
+try:
+    umf.open(sent)
+except umf.TicketExpiredError as error:
+    print("expired")
+"""
+
+
+def test_send_waits_as_long_as_it_is_told() -> None:
+    environment = {**os.environ, "UMF_IPC_MAX_IN_TRANSIT": "64KiB"}
+    done = subprocess.run(
+        [sys.executable, "-c", FULL], check=False, capture_output=True, text=True, env=environment
+    )
+    assert done.stdout == "expired\n", done
+
+
+def test_limits_and_settings_are_errors_of_their_own() -> None:
+    program = "import umf; umf.Pool.shared().allocate(1 << 24)"
+    for variable, value, name in (
+        ("UMF_POOL_SHARED_MEMORY_LIMIT", "8MiB", "umf.LimitError"),
+        ("UMF_IPC_EXPIRE_AFTER_MS", "3 elephants", "umf.SettingsError"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            check=False,
+            capture_output=True,
+            text=True,
+            env={**os.environ, variable: value},
+        )
+        assert name in done.stderr, done
+
+
+def test_drain_is_interrupted() -> None:
+    program = """
+import signal, threading, time
+import umf
+block = umf.Pool.shared().allocate(100)
+message = block.send_handle()
+block.free()
+signal.signal(signal.SIGALRM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+signal.setitimer(signal.ITIMER_REAL, 0.2)
+try:
+    umf.drain(1e9)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=False, capture_output=True, text=True
+    )
+    assert done.stdout == "interrupted\n", done

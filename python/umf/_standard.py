@@ -12,6 +12,7 @@ import errno
 import importlib.util
 import os
 import threading
+import time
 import types
 from collections import OrderedDict
 from typing import Any
@@ -64,7 +65,10 @@ def shm_open(path: str, flags: int, mode: int = 0o777) -> int:
 
 
 def _open(path: str, flags: int) -> int:
-    while True:
+    # A name is claimed before its keeper listens at it.
+    for attempt in range(200):
+        if attempt > 0:
+            time.sleep(0.01)
         if flags & os.O_CREAT:
             try:
                 return segments.create(path)
@@ -76,6 +80,9 @@ def _open(path: str, flags: int) -> int:
         except FileNotFoundError as error:
             if not flags & os.O_CREAT:
                 raise FileNotFoundError(errno.ENOENT, error.strerror, path) from error
+    raise FileExistsError(
+        errno.EEXIST, "a process has the name and does not answer; use another name", path
+    )
 
 
 def shm_unlink(path: str) -> None:

@@ -348,7 +348,7 @@ def _describe(given: Array, handle: Any, offset: int) -> ArrayHandle:
 def handle(given: Array) -> ArrayHandle:
     """Returns the handle of an array in umf memory. It is stale once the memory is freed."""
     owner, offset = _owner_or_error(given)
-    plain = owner.handle() if isinstance(owner, _umf.Block) else owner.handle
+    plain = owner.handle() if isinstance(owner, _umf.Block) else owner.handle.plain()
     return _describe(given, plain, offset)
 
 

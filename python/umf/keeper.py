@@ -45,7 +45,9 @@ class Client:
             )
         except BlockingIOError as error:
             raise KeeperError(
-                errno.ETIMEDOUT, f"process {self.pid()} holds the memory and does not answer"
+                errno.ETIMEDOUT,
+                f"the keeper, process {self.pid()}, does not answer; if it is stopped, continue "
+                "or end it (kill -CONT, kill -KILL)",
             ) from error
         except OSError as error:
             raise KeeperError(
@@ -121,7 +123,10 @@ def _start(member: session.Session) -> None:
             name: value
             for name, value in os.environ.items()
             if name not in (session.VARIABLE, _install.VARIABLE)
+            # Limits of pools are not for the copies of other processes' messages.
+            and not name.startswith("UMF_POOL_")
         }
+        environment["UMF_IPC_MAX_IN_TRANSIT"] = str((1 << 64) - 1)
         started = subprocess.Popen(
             command,
             env=environment,

@@ -54,12 +54,35 @@ def _send(owner: _umf.Block | _umf.Mapping, readonly: bool) -> _Message:
     key = id(owner), readonly
     if messages is not None and key in messages:
         return messages[key][1]
-    message = _Message(bytes(owner.send_handle(timeout=send_timeout)), readonly)
+    message = _Message(_send_or_wait(owner), readonly)
     if messages is None:
         transit.sent(message.handle)
     else:
         messages[key] = owner, message
     return message
+
+
+_stuck: tuple[int, int, int] | None = None
+"""What was in transit when the last wait had no result."""
+
+
+def _in_transit() -> tuple[int, int, int]:
+    found = _umf.stats()
+    return found["in_transit"], found["in_transit_bytes"], found["expired"]
+
+
+def _send_or_wait(owner: _umf.Block | _umf.Mapping) -> bytes:
+    """Sends a handle. While nothing is read, only the first message waits for that."""
+    global _stuck
+    waits = _stuck is None or _stuck != _in_transit()
+    try:
+        sent = bytes(owner.send_handle(timeout=send_timeout if waits else 0.0))
+    except _umf.TransitFullError:
+        if waits:
+            _stuck = _in_transit()
+        raise
+    _stuck = None
+    return sent
 
 
 _plain_dump = ForkingPickler.dump
@@ -94,10 +117,17 @@ def _same(memory: _umf.Mapping) -> _umf.Mapping:
     return memory
 
 
-def _restore_block(content: bytes) -> _umf.Block:
+def _copied(content: Any) -> _umf.Block:
     block = arrays.default_pool().allocate(len(content))
     memoryview(block)[:] = content
     return block
+
+
+def _restore(content: bytes, readonly: bool) -> _umf.Mapping:
+    """Returns bytes that were sent in place of a handle, as what a handle would have given."""
+    block = _copied(content)
+    # The mapping keeps the memory of the block.
+    return _umf.open(block.handle(), readonly=readonly)
 
 
 def _note_copy(error: _umf.Error) -> None:
@@ -132,14 +162,15 @@ def _reduce_array(given: arrays.Array) -> Any:
 
 
 def _reduce_memory(owner: _umf.Block | _umf.Mapping) -> Any:
+    readonly = isinstance(owner, _umf.Mapping) and owner.readonly
     try:
-        sender = _restore_block(bytes(owner)) if _needs_copy(owner) else owner
-        return _same, (_send(sender, isinstance(owner, _umf.Mapping) and owner.readonly),)
+        sender = _copied(memoryview(owner)) if _needs_copy(owner) else owner
+        return _same, (_send(sender, readonly),)
     except _umf.ClosedError:
         raise
     except _umf.Error as error:
         _note_copy(error)
-        return _restore_block, (bytes(owner),)
+        return _restore, (bytes(memoryview(owner)), readonly)
 
 
 def install() -> None:

@@ -8,7 +8,7 @@ import json
 import os
 from typing import Any
 
-from umf import _keeper, _limits, keeper
+from umf import _keeper, _umf, keeper
 
 __all__ = ["attach", "create", "info", "names", "resize", "unlink"]
 
@@ -88,13 +88,22 @@ def _gone(error: keeper.KeeperError, name: str) -> OSError:
     return error
 
 
+class SharedMemoryLimitError(OSError, _umf.OutOfMemoryError):
+    """More memory than is available. It is a `MemoryError` and an `OSError` with `ENOMEM`."""
+
+
 def resize(fd: int, size: int) -> None:
     """Sets the size of a segment, before any page of it exists.
 
     It is a `MemoryError` and `OSError` if there is no memory for it. Afterwards it cannot shrink:
     a process that uses a page behind the end would die.
     """
-    _limits.check(size, "a segment")
+    try:
+        _umf.check_memory(size)
+    except _umf.OutOfMemoryError as error:
+        raise SharedMemoryLimitError(
+            errno.ENOMEM, f"cannot make a segment of {size} bytes: {error}"
+        ) from error
     os.ftruncate(fd, size)
     try:
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)

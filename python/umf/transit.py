@@ -36,15 +36,15 @@ def sent(handle: bytes, readers: int = 1) -> None:
     """Notes a handle with a ticket that this process sends."""
     global _sent, _look_at
     message = handle + struct.pack("<H", readers)
-    if _exiting:
-        # A thread that sends while the process exits.
-        _hand_over([message])
-        return
     with _lock:
-        _sent.append(message)
-        if len(_sent) >= _look_at:
-            _sent = _unread(_sent)
-            _look_at = max(1024, 2 * len(_sent))
+        if not _exiting:
+            _sent.append(message)
+            if len(_sent) >= _look_at:
+                _sent = _unread(_sent)
+                _look_at = max(1024, 2 * len(_sent))
+            return
+    # A thread that sends while the process exits.
+    _hand_over([message])
 
 
 def _unread(messages: list[bytes]) -> list[bytes]:
@@ -55,8 +55,8 @@ def _unread(messages: list[bytes]) -> list[bytes]:
 def hand_over() -> None:
     """Hands the messages in transit over to the keeper. Called at exit."""
     global _exiting, _sent
-    _exiting = True
     with _lock:
+        _exiting = True
         messages, _sent = _sent, []
     _hand_over(messages)
 
@@ -72,7 +72,7 @@ def _hand_over(messages: list[bytes]) -> None:
             assert client is not None
             for start in range(0, len(messages), _BATCH):
                 lost += _hand_over_to(client, messages[start : start + _BATCH])
-        reason = "there is no memory for copies of them"
+        reason = "the keeper cannot open them, or has no memory for copies of them"
     except (OSError, _umf.Error) as error:
         lost, reason = len(messages), str(error)
     if lost:
@@ -111,7 +111,7 @@ def open_sent(handle: bytes, *, readonly: bool = False) -> _umf.Mapping:
                 raise
             try:
                 new, _ = client.request(b"G", handle)
-            except OSError:
+            except FileNotFoundError:
                 new = b""
             if not new:
                 raise
@@ -181,13 +181,20 @@ def producer_is_alive(handle: bytes) -> bool:
                     return alive
                 _producers[producer] = fd
                 if len(_producers) > _PRODUCERS:
-                    os.close(_producers.popitem(last=False)[1])
+                    (_, _, old_inode), old = _take_oldest()
+                    if os.fstat(old).st_ino == old_inode:
+                        os.close(old)
             return not _has_ended(fd)
         except ProcessLookupError:
             return False
         except OSError:
             _producers.pop(producer, None)
             return True
+
+
+def _take_oldest() -> tuple[tuple[int, int, int], int]:
+    producer, fd = _producers.popitem(last=False)
+    return struct.unpack("<IIQ", producer), fd
 
 
 def _has_ended(pidfd: int) -> bool:

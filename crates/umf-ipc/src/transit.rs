@@ -1,9 +1,9 @@
 //! The bound of what is in transit: the bytes of handles that this process has sent and whose readers
 //! have not opened them ([`crate::Exporter::send_handle`], [`crate::Mapping::send_handle`]).
 //!
-//! At the limit of bytes a send releases what was claimed, then cancels handles that are older than
-//! [`TransitLimits::expire_after`], and then fails. The caller waits for readers and tries again, or
-//! sends the bytes.
+//! At the limit of bytes a send releases what was claimed of the same producer's memory. Then it cancels
+//! handles that are older than [`TransitLimits::expire_after`], the oldest ones first, until that
+//! suffices. Otherwise it fails. The caller waits for readers and tries again, or sends the bytes.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -17,7 +17,8 @@ use crate::{Error, Result};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TransitLimits {
-    /// Bytes of memory with handles in transit. Several handles of a block count it once.
+    /// Bytes of memory with handles in transit. Several handles of a block count it once; a block that
+    /// this process both exports and has opened counts twice.
     pub max_bytes: u64,
     /// Age from which a handle is cancelled when `max_bytes` is reached. Below it, no handle is.
     pub expire_after: Duration,

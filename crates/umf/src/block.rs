@@ -256,7 +256,16 @@ impl<'p> Block<'p> {
     pub fn send_handle_to(&self, readers: NonZeroU16) -> Result<Handle> {
         // SAFETY: only shared memory can be exported. A shared block gives out views and copies, no
         // references. The block is borrowed, so that it is not freed meanwhile.
-        Ok(unsafe { exporter()?.send_handle(self.address, self.size, readers) }?)
+        let exporter = exporter()?;
+        let send = || unsafe { exporter.send_handle(self.address, self.size, readers) };
+        Ok(match send() {
+            // What this process has passed on may have been read.
+            Err(umf_ipc::Error::TransitFull { .. }) => {
+                crate::handles_in_transit()?;
+                send()?
+            }
+            sent => sent?,
+        })
     }
 
     /// Frees the block once `completion` is ready, for example when a device has finished its work.

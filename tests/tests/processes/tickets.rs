@@ -182,12 +182,17 @@ fn oldest_messages_are_given_up_at_the_limit_of_bytes() {
     let (young, _) = send(&mut producer, 10, 1);
     let (younger, _) = send(&mut producer, 11, 1);
     assert_eq!(producer.ok("in-transit"), "6");
-    producer.ok("alloc p 10240 -> p.late");
+    // Needs two of the four old ones.
+    producer.ok("alloc p 20480 -> p.late");
     let late = producer.handle("send p.late 1");
-    // The late message has the word of the last one.
-    for message in &messages[2..5] {
-        let text = importer.fails(&format!("open {message} -> old"), "TicketExpired");
-        assert!(text.contains("expire_after_ms"), "{text}");
+    assert_eq!(producer.ok("in-transit"), "5");
+    // The late message has the word of the second one.
+    let text = importer.fails(&format!("open {} -> old", messages[2]), "TicketExpired");
+    assert!(text.contains("expire_after_ms"), "{text}");
+    importer.fails(&format!("open {} -> old", messages[3]), "TicketClaimed");
+    for (seed, message) in (4..).zip(&messages[4..]) {
+        importer.ok(&format!("open {message} -> old"));
+        importer.check("old", seed);
     }
     for (message, seed) in [(young, 10), (younger, 11)] {
         importer.ok(&format!("open {message} -> young"));

@@ -174,6 +174,13 @@ impl Handle {
         self.sealed()
     }
 
+    /// Returns the plain handle of the memory of this one: without a ticket. It is stale once the memory
+    /// is freed.
+    #[must_use]
+    pub fn plain(self) -> Self {
+        if self.has_ticket() { self.with_ticket(None) } else { self }
+    }
+
     /// Returns the handle with the checksum of its bytes.
     fn sealed(mut self) -> Self {
         let checksum = crc32fast::hash(&self.bytes[..CHECKSUM.start]);

@@ -105,25 +105,34 @@ impl SentTickets {
     }
 
     /// Checks that `bytes` more may be in transit. At the limit, this releases what was claimed, and
-    /// cancels tickets that are too old.
+    /// cancels tickets that are too old, until that suffices.
     fn admit(&mut self, bytes: u64) -> Result<()> {
         if transit::check(bytes).is_ok() {
             return Ok(());
         }
         self.poll();
         if transit::check(bytes).is_err() {
-            self.expire();
+            self.expire(bytes);
         }
         transit::check(bytes)
     }
 
-    /// Cancels the tickets that are older than the limit of their age.
+    /// Cancels tickets that are older than the limit of their age, the oldest ones first, until `bytes`
+    /// more may be in transit.
     #[cold]
-    fn expire(&mut self) {
+    fn expire(&mut self, bytes: u64) {
         let (now, age) = (umf_os::clock::coarse(), transit::limits().expire_after);
         let is_old = |sent: &SentTicket| now.saturating_sub(sent.sent_at) > age;
-        let old: Vec<_> = self.sent.iter().filter(|(_, sent)| is_old(sent)).map(|(&key, _)| key).collect();
-        let expired = old.into_iter().filter(|&(slot, number)| self.cancel(slot, number)).count();
+        let old = self.sent.iter().filter(|(_, sent)| is_old(sent));
+        let mut old: Vec<_> = old.map(|(&key, sent)| (sent.sent_at, key)).collect();
+        old.sort_unstable();
+        let mut expired = 0;
+        for (_, (slot, number)) in old {
+            if transit::check(bytes).is_ok() {
+                break;
+            }
+            expired += usize::from(self.cancel(slot, number));
+        }
         transit::note_expired(expired);
     }
 
