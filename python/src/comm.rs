@@ -33,8 +33,8 @@ pub(crate) struct Communicator {
     size: usize,
 }
 
-/// Joins a job as one of its `size` ranks. Does not wait for other ranks. `timeout` is that of later
-/// calls, in seconds.
+/// Joins a job as one of its `size` ranks. Does not wait for other ranks. `timeout` is that of
+/// later calls, in seconds.
 #[pyfunction]
 #[pyo3(signature = (job, rank, size, *, timeout = None))]
 pub(crate) fn join(
@@ -231,8 +231,8 @@ impl Communicator {
         self.call(python, timeout, |state| state.communicator.barrier())
     }
 
-    /// Copies the buffer of the rank `root` to those of all ranks, which have the same length. Returns
-    /// the buffer.
+    /// Copies the buffer of the rank `root` to those of all ranks, which have the same length.
+    /// Returns the buffer.
     #[pyo3(signature = (array, root = 0, *, timeout = None))]
     fn bcast<'py>(
         &self,
@@ -248,8 +248,8 @@ impl Communicator {
         Ok(array)
     }
 
-    /// Combines the arrays of all ranks, number by number, in place or in `out`. All ranks get the same
-    /// result, bit for bit. Returns the array that has it.
+    /// Combines the arrays of all ranks, number by number, in place or in `out`. All ranks get the
+    /// same result, bit for bit. Returns the array that has it.
     #[pyo3(signature = (array, op = "sum", *, out = None, timeout = None))]
     fn allreduce<'py>(
         &self,
@@ -263,8 +263,8 @@ impl Communicator {
         })
     }
 
-    /// Combines the arrays of all ranks, number by number, in the array of the rank `root` or in its
-    /// `out`. The result of other ranks is their own array. Returns the array that has it.
+    /// Combines the arrays of all ranks, number by number, in the array of the rank `root` or in
+    /// its `out`. The result of other ranks is their own array. Returns the array that has it.
     #[pyo3(signature = (array, op = "sum", root = 0, *, out = None, timeout = None))]
     fn reduce<'py>(
         &self,
@@ -279,8 +279,8 @@ impl Communicator {
         })
     }
 
-    /// Combines the arrays of all ranks, and writes to each rank its share of the result: see `share`.
-    /// The rest of the array stays as it was. Returns the array that has it.
+    /// Combines the arrays of all ranks, and writes to each rank its share of the result: see
+    /// `share`. The rest of the array stays as it was. Returns the array that has it.
     #[pyo3(signature = (array, op = "sum", *, out = None, timeout = None))]
     fn reduce_scatter<'py>(
         &self,
@@ -294,8 +294,8 @@ impl Communicator {
         })
     }
 
-    /// Copies each rank's share of the bytes of its buffer (see `share`) to all ranks. All ranks pass
-    /// buffers of the same length. Returns the buffer.
+    /// Copies each rank's share of the bytes of its buffer (see `share`) to all ranks. All ranks
+    /// pass buffers of the same length. Returns the buffer.
     #[pyo3(signature = (array, *, timeout = None))]
     fn allgather<'py>(&self, array: Bound<'py, PyAny>, timeout: Option<f64>) -> PyResult<Bound<'py, PyAny>> {
         let buffer = contiguous(&array, true)?;
@@ -305,8 +305,8 @@ impl Communicator {
         Ok(array)
     }
 
-    /// Sends block `i` of `array` to rank `i`, and receives block `i` of `out` from it. Both have the
-    /// same length, a multiple of the number of ranks. Returns `out`.
+    /// Sends block `i` of `array` to rank `i`, and receives block `i` of `out` from it. Both have
+    /// the same length, a multiple of the number of ranks. Returns `out`.
     #[pyo3(signature = (array, out, *, timeout = None))]
     fn alltoall<'py>(
         &self,
@@ -325,8 +325,8 @@ impl Communicator {
         Ok(out)
     }
 
-    /// Returns the slice of `count` elements that a rank (default: this one) has in `reduce_scatter`,
-    /// and of `count` bytes in `allgather`, as `(start, stop)`.
+    /// Returns the slice of `count` elements that a rank (default: this one) has in
+    /// `reduce_scatter`, and of `count` bytes in `allgather`, as `(start, stop)`.
     #[pyo3(signature = (count, rank = None))]
     fn share(&self, count: usize, rank: Option<usize>) -> PyResult<(usize, usize)> {
         let rank = rank.unwrap_or(self.rank);
@@ -355,8 +355,8 @@ impl Communicator {
         })
     }
 
-    /// Receives a message from a rank, or from any (`source=None`), with a tag, or with any. Returns its
-    /// bytes; or with `into` writes them to that buffer, and returns their number.
+    /// Receives a message from a rank, or from any (`source=None`), with a tag, or with any.
+    /// Returns its bytes; or with `into` writes them to that buffer, and returns their number.
     #[pyo3(signature = (source = None, into = None, *, tag = None, timeout = None))]
     fn recv<'py>(
         &self,
@@ -391,7 +391,8 @@ impl Communicator {
         Ok(bytes?.into_any())
     }
 
-    /// Returns `(source, tag, length)` of the message that `recv` would take, or None. Does not wait.
+    /// Returns `(source, tag, length)` of the message that `recv` would take, or None. Does not
+    /// wait.
     #[pyo3(signature = (source = None, *, tag = None))]
     fn probe(
         &self,
@@ -405,7 +406,8 @@ impl Communicator {
         })
     }
 
-    /// Forgets a rank that ended, so that the next message goes to the process that takes its place.
+    /// Forgets a rank that ended, so that the next message goes to the process that takes its
+    /// place.
     fn forget(&self, python: Python<'_>, rank: usize) -> PyResult<()> {
         self.call(python, None, |state| state.communicator.forget(rank))
     }

@@ -34,7 +34,8 @@ fn cache<'py>(python: Python<'py>, cache: &CacheStatistics) -> PyResult<Bound<'p
 }
 
 /// Returns the counters of this process: bytes and blocks in its pools, freed bytes that other
-/// processes or devices still use, messages in transit, and the caches of exports and opened memory.
+/// processes or devices still use, messages in transit, and the caches of exports and opened
+/// memory.
 #[pyfunction]
 pub(crate) fn stats(python: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     let found = python.detach(umf::statistics);

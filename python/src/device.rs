@@ -106,9 +106,9 @@ fn make_level_zero(device: u32, driver: u32, memory: &str, resident: &[u32]) -> 
 impl Pool {
     /// A pool of memory of a CUDA device.
     ///
-    /// `memory` is "virtual" or "device" (memory of the device, which other processes can open), "host"
-    /// (pinned), "managed", or "auto": "virtual" where the device has it, else "device". `resident` has
-    /// the numbers of other devices that may access the memory.
+    /// `memory` is "virtual" or "device" (memory of the device, which other processes can open),
+    /// "host" (pinned), "managed", or "auto": "virtual" where the device has it, else "device".
+    /// `resident` has the numbers of other devices that may access the memory.
     #[staticmethod]
     #[pyo3(signature = (device = 0, *, memory = "auto", resident = Vec::new()))]
     fn cuda(python: Python<'_>, device: u32, memory: &str, resident: Vec<u32>) -> PyResult<Self> {
@@ -128,7 +128,8 @@ impl Pool {
     /// A pool of memory of a Level Zero device, or of host memory for it.
     ///
     /// `memory` is "device" (which other processes can open), "host" or "managed". `driver` is the
-    /// number of the driver, `resident` has the numbers of other devices that may access the memory.
+    /// number of the driver, `resident` has the numbers of other devices that may access the
+    /// memory.
     #[staticmethod]
     #[pyo3(signature = (device = 0, *, driver = 0, memory = "device", resident = Vec::new()))]
     fn level_zero(
@@ -291,8 +292,8 @@ fn to_host<'py, T: DeviceMemory>(
     }
     let length = buffer.len_bytes();
     if length > 0 {
-        // SAFETY: a writable buffer of that length, which `buffer` keeps. Python code that accesses it
-        // meanwhile gets old or new bytes.
+        // SAFETY: a writable buffer of that length, which `buffer` keeps. Python code that accesses
+        // it meanwhile gets old or new bytes.
         copy(unsafe { std::slice::from_raw_parts_mut(buffer.buf_ptr().cast(), length) })?;
     }
     Ok(into)

@@ -1,4 +1,5 @@
-//! DLPack 1.3, and the form before version 1: blocks and mappings as one-dimensional tensors of bytes.
+//! DLPack 1.3, and the form before version 1: blocks and mappings as one-dimensional tensors of
+//! bytes.
 //!
 //! A tensor owns a share of the memory and no Python object. Its deleter may therefore run in any
 //! thread, without the interpreter's lock, and after the interpreter has ended.
@@ -88,8 +89,8 @@ unsafe extern "C" fn delete<M>(managed: *mut M) {
 /// # Safety
 /// Python passes a capsule of [`export`].
 unsafe extern "C" fn destroy<M: Managed>(capsule: *mut ffi::PyObject) {
-    // SAFETY: the interpreter is attached, and the capsule is live. A capsule with this name has the
-    // pointer that `export` gave it, and no consumer owns that.
+    // SAFETY: the interpreter is attached, and the capsule is live. A capsule with this name has
+    // the pointer that `export` gave it, and no consumer owns that.
     unsafe {
         if ffi::PyCapsule_IsValid(capsule, M::NAME.as_ptr()) == 1 {
             delete(ffi::PyCapsule_GetPointer(capsule, M::NAME.as_ptr()).cast::<M>());
@@ -256,8 +257,8 @@ impl Block {
         block_device(&*self.memory.share()?)
     }
 
-    /// Exports the block as a one-dimensional tensor of bytes: see the DLPack protocol. The memory is
-    /// kept until the consumer deletes the tensor, even if the block is freed before.
+    /// Exports the block as a one-dimensional tensor of bytes: see the DLPack protocol. The memory
+    /// is kept until the consumer deletes the tensor, even if the block is freed before.
     #[pyo3(signature = (*, stream = None, max_version = None, dl_device = None, copy = None))]
     fn __dlpack__(
         &self,
@@ -280,8 +281,8 @@ impl Mapping {
         mapping_device(&*self.memory.share()?, &self.handle)
     }
 
-    /// Exports the memory as a one-dimensional tensor of bytes: see the DLPack protocol. The mapping
-    /// stays open until the consumer deletes the tensor.
+    /// Exports the memory as a one-dimensional tensor of bytes: see the DLPack protocol. The
+    /// mapping stays open until the consumer deletes the tensor.
     #[pyo3(signature = (*, stream = None, max_version = None, dl_device = None, copy = None))]
     fn __dlpack__(
         &self,

@@ -52,8 +52,8 @@ impl Domain {
         python.detach(|| self.0.create(size, kind)).map(DomainObject).map_err(failure)
     }
 
-    /// Returns the object of this kind, or creates it. Processes that call it at the same time get the
-    /// same object. An object that exists keeps its size.
+    /// Returns the object of this kind, or creates it. Processes that call it at the same time get
+    /// the same object. An object that exists keeps its size.
     fn find_or_create(&self, python: Python<'_>, size: usize, kind: u32) -> PyResult<DomainObject> {
         python.detach(|| self.0.find_or_create(size, kind)).map(DomainObject).map_err(failure)
     }
@@ -123,8 +123,8 @@ impl DomainObject {
         let length = ffi::Py_ssize_t::try_from(memory.len())
             .map_err(|_| Error::new_err("the memory is larger than a buffer can be"))?;
         let start = memory.as_mut_ptr().cast();
-        // SAFETY: the view is valid. The memory stays mapped while the Python object exists, which the
-        // buffer keeps.
+        // SAFETY: the view is valid. The memory stays mapped while the Python object exists, which
+        // the buffer keeps.
         let filled = unsafe { ffi::PyBuffer_FillInfo(view, this.as_ptr(), start, length, 0, flags) };
         if filled == 0 { Ok(()) } else { Err(PyErr::fetch(this.py())) }
     }

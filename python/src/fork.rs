@@ -1,14 +1,14 @@
 //! Forks: memory that forked children see is not reused by their parent.
 //!
-//! A forked child inherits the mappings of its parent's blocks and opened handles, and Python objects
-//! that use them: the arguments of a `multiprocessing.Process`, for example, which the parent drops.
-//! Memory that is live at a fork is therefore kept by the parent until the children of that fork have
-//! ended or called `exec`. Handles of a block are retired at once.
+//! A forked child inherits the mappings of its parent's blocks and opened handles, and Python
+//! objects that use them: the arguments of a `multiprocessing.Process`, for example, which the
+//! parent drops. Memory that is live at a fork is therefore kept by the parent until the children
+//! of that fork have ended or called `exec`. Handles of a block are retired at once.
 //!
-//! Each fork has a number. Before it, this process maps one page through an open file description of
-//! its own, and locks the byte of that number. The child inherits the mapping, and the parent unmaps
-//! it. The lock therefore ends with the last process of that child's tree which has neither ended nor
-//! called `exec`, whatever descriptors those processes close.
+//! Each fork has a number. Before it, this process maps one page through an open file description
+//! of its own, and locks the byte of that number. The child inherits the mapping, and the parent
+//! unmaps it. The lock therefore ends with the last process of that child's tree which has neither
+//! ended nor called `exec`, whatever descriptors those processes close.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -29,8 +29,8 @@ static FORKS: AtomicU64 = AtomicU64::new(0);
 static COMPLETED: AtomicU64 = AtomicU64::new(0);
 /// Number of keepers of memory in this process.
 static KEEPERS: AtomicU64 = AtomicU64::new(0);
-/// Memory that is live at a fork up to this number is kept as long as this process lives: the end of
-/// that fork's children cannot be observed.
+/// Memory that is live at a fork up to this number is kept as long as this process lives: the end
+/// of that fork's children cannot be observed.
 static UNOBSERVED: AtomicU64 = AtomicU64::new(0);
 /// The file whose bytes are locked.
 static FILE: Lock<Option<ForkFile>> = Lock::new(None);
@@ -41,7 +41,8 @@ static KEPT: Lock<Vec<Kept>> = Lock::new(Vec::new());
 
 struct InProgress {
     forks: u64,
-    /// With the locks of these forks. Each child inherits all of them, which may keep memory longer.
+    /// With the locks of these forks. Each child inherits all of them, which may keep memory
+    /// longer.
     mappings: Vec<SharedMapping>,
 }
 
@@ -138,8 +139,8 @@ pub(crate) fn keep_value(forks: Forks, bytes: u64, value: impl Send + 'static) {
     release_kept();
 }
 
-/// Releases what forks are over for. Returns the bytes that are still kept. Blocks with a deferred free
-/// are not among them: `umf::drain` counts those.
+/// Releases what forks are over for. Returns the bytes that are still kept. Blocks with a deferred
+/// free are not among them: `umf::drain` counts those.
 pub(crate) fn release_kept() -> u64 {
     let mut released = Vec::new();
     let mut kept = KEPT.lock();

@@ -58,7 +58,8 @@ impl Handle {
         self.0.has_ticket()
     }
 
-    /// Returns the plain handle of the memory: without a ticket. It is stale once the memory is freed.
+    /// Returns the plain handle of the memory: without a ticket. It is stale once the memory is
+    /// freed.
     fn plain(&self) -> Self {
         Self(self.0.plain())
     }
@@ -84,8 +85,8 @@ impl Handle {
 
 /// Memory of another process, open in this one. It has the buffer protocol.
 ///
-/// The memory is not reused before the object and all of its buffers are gone, or `close()` was called
-/// and all of its buffers are gone.
+/// The memory is not reused before the object and all of its buffers are gone, or `close()` was
+/// called and all of its buffers are gone.
 #[pyclass(module = "umf", frozen, weakref)]
 pub(crate) struct Mapping {
     pub(crate) memory: Memory<Contents>,
@@ -167,8 +168,9 @@ impl KeepForChildren for Contents {
 
 /// A copy of a block in memory of this process.
 ///
-/// A copy, and not a `MAP_PRIVATE` mapping of the producer's pages: those would show later writes of the
-/// producer in each page that this process has not written, and keep the producer's memory for as long.
+/// A copy, and not a `MAP_PRIVATE` mapping of the producer's pages: those would show later writes
+/// of the producer in each page that this process has not written, and keep the producer's memory
+/// for as long.
 pub(crate) struct PrivateCopy {
     allocation: NonNull<u8>,
     layout: Layout,
@@ -208,7 +210,8 @@ impl PrivateCopy {
     /// Copies bytes out of the copy.
     pub(crate) fn read(&self, offset: usize, into: &mut [u8]) -> umf::Result<()> {
         let from = self.at(offset, into.len())?;
-        // SAFETY: `at` has checked the range. Other threads may write it meanwhile, as with shared memory.
+        // SAFETY: `at` has checked the range. Other threads may write it meanwhile, as with shared
+        // memory.
         unsafe { std::ptr::copy(from, into.as_mut_ptr(), into.len()) };
         Ok(())
     }
@@ -287,14 +290,15 @@ impl Mapping {
         self.memory.with(|contents| Ok(contents.open()?.is_current()))
     }
 
-    /// Whether this open has claimed a message: it is one of the readers that the sender has counted.
+    /// Whether this open has claimed a message: it is one of the readers that the sender has
+    /// counted.
     #[getter]
     fn claimed(&self) -> bool {
         self.claimed
     }
 
-    /// Passes the memory on: returns a handle for a message that `readers` processes open. If too much is
-    /// in transit, waits for readers for at most `timeout` seconds.
+    /// Passes the memory on: returns a handle for a message that `readers` processes open. If too
+    /// much is in transit, waits for readers for at most `timeout` seconds.
     #[pyo3(signature = (readers = NonZeroU16::MIN, *, timeout = 0.0))]
     fn send_handle(&self, python: Python<'_>, readers: NonZeroU16, timeout: f64) -> PyResult<Handle> {
         transit::send(python, timeout, || {
@@ -360,9 +364,9 @@ impl Mapping {
 /// Opens a handle: a `Handle`, its 256 bytes, or its text.
 ///
 /// The mode is "shared" (reading and writing), "readonly" (writing is refused; the same as
-/// `readonly=True`), or "private": a copy that belongs to this process. A private copy can be written
-/// even if the handle is read-only. The producer does not see its writes, it does not see later writes
-/// of the producer, and it keeps no memory of the producer.
+/// `readonly=True`), or "private": a copy that belongs to this process. A private copy can be
+/// written even if the handle is read-only. The producer does not see its writes, it does not see
+/// later writes of the producer, and it keeps no memory of the producer.
 #[pyfunction]
 #[pyo3(signature = (handle, *, readonly = false, mode = None))]
 pub(crate) fn open<'py>(

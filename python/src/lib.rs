@@ -45,8 +45,8 @@ fn refuse_subinterpreter(python: Python<'_>) -> PyResult<()> {
     }
 }
 
-// Free-threaded CPython: all state that threads share is behind locks or atomics, and no lock is held
-// while Python is called.
+// Free-threaded CPython: all state that threads share is behind locks or atomics, and no lock is
+// held while Python is called.
 #[pymodule(gil_used = false)]
 fn _umf(module: &Bound<'_, PyModule>) -> PyResult<()> {
     refuse_subinterpreter(module.py())?;

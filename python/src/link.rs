@@ -79,8 +79,8 @@ pub(crate) fn wait<R: Send>(python: Python<'_>, run: impl FnOnce() -> Outcome<R>
     }
 }
 
-/// Raises an exception in the main thread once it runs Python code again: the result of the call that
-/// it could not end is not lost.
+/// Raises an exception in the main thread once it runs Python code again: the result of the call
+/// that it could not end is not lost.
 fn raise_later(raised: PyErr) {
     extern "C" fn raise(raised: *mut c_void) -> c_int {
         // SAFETY: Python passes the argument of `Py_AddPendingCall` once: the box below.
@@ -227,8 +227,8 @@ impl Part {
             return umf::View::empty();
         }
         let start = std::ptr::with_exposed_provenance_mut(self.address);
-        // SAFETY: the caller of `new` keeps the buffer, whose bytes are only copied. For a destination
-        // it has checked that the buffer is writable.
+        // SAFETY: the caller of `new` keeps the buffer, whose bytes are only copied. For a
+        // destination it has checked that the buffer is writable.
         unsafe { umf::View::new(start, self.length) }.unwrap_or_else(|_| umf::View::empty())
     }
 
@@ -252,7 +252,8 @@ pub(crate) fn wanted(tag: Option<u64>) -> TagMatch {
     tag.map_or(TagMatch::ANY, TagMatch::tag)
 }
 
-/// Receives a message of unknown length. `receive` receives into the memory, or fails with `Truncated`.
+/// Receives a message of unknown length. `receive` receives into the memory, or fails with
+/// `Truncated`.
 pub(crate) fn receive_bytes(
     python: Python<'_>,
     mut receive: impl FnMut(&Part) -> PyResult<Result<usize, usize>>,
@@ -372,8 +373,8 @@ struct State {
 }
 
 impl State {
-    /// Forgets the memory that the peer has returned. If the peer cannot open the rest any more, takes
-    /// it back.
+    /// Forgets the memory that the peer has returned. If the peer cannot open the rest any more,
+    /// takes it back.
     fn settle(&mut self) {
         let is_over = !self.loans.is_empty() && self.link.check_alive().is_err();
         self.loans.retain(|loan| {
@@ -400,7 +401,8 @@ impl Drop for State {
 /// Messages with another process, in both directions. One thread uses a link at a time.
 ///
 /// Calls that wait end after `timeout` seconds (by default after `Link.timeout`), when the peer has
-/// ended, and by the exception of a signal handler, such as KeyboardInterrupt. No message is lost then.
+/// ended, and by the exception of a signal handler, such as KeyboardInterrupt. No message is lost
+/// then.
 #[pyclass(module = "umf.link", frozen, weakref)]
 pub(crate) struct Link {
     state: Exclusive<State>,
@@ -441,7 +443,8 @@ impl Link {
         self.peer_pid
     }
 
-    /// The time in seconds after which calls fail with `umf.TimeoutError`; None until the peer ends.
+    /// The time in seconds after which calls fail with `umf.TimeoutError`; None until the peer
+    /// ends.
     #[getter]
     fn get_timeout(&self) -> PyResult<Option<f64>> {
         self.state.with(|state| Ok(state.timeout.map(|timeout| timeout.as_secs_f64())))
@@ -462,8 +465,8 @@ impl Link {
         self.state.with(|state| Ok(state.latest_tag))
     }
 
-    /// Sends the bytes of a buffer. Returns once a short message is in the ring, or a longer one was
-    /// received.
+    /// Sends the bytes of a buffer. Returns once a short message is in the ring, or a longer one
+    /// was received.
     #[pyo3(signature = (data, *, tag = 0, timeout = None))]
     fn send(
         &self,
@@ -480,9 +483,9 @@ impl Link {
         })
     }
 
-    /// Receives the first message with this tag (None: with any tag). Returns its bytes; or with `into`
-    /// writes them to that buffer, and returns their number. A message that is longer than the buffer is
-    /// `umf.TruncatedError`, and stays.
+    /// Receives the first message with this tag (None: with any tag). Returns its bytes; or with
+    /// `into` writes them to that buffer, and returns their number. A message that is longer than
+    /// the buffer is `umf.TruncatedError`, and stays.
     #[pyo3(signature = (into = None, *, tag = None, timeout = None))]
     fn recv<'py>(
         &self,
@@ -515,8 +518,8 @@ impl Link {
         Ok(bytes?.into_any())
     }
 
-    /// Returns `(tag, length, is_handed_over)` of the message that `recv` would take, or None. Does not
-    /// wait.
+    /// Returns `(tag, length, is_handed_over)` of the message that `recv` would take, or None. Does
+    /// not wait.
     #[pyo3(signature = (*, tag = None))]
     fn probe(&self, python: Python<'_>, tag: Option<u64>) -> PyResult<Option<(u64, usize, bool)>> {
         self.call(python, None, |state| {
@@ -543,8 +546,8 @@ impl Link {
             let memory = owned.memory(&handle)?;
             let part = memory.part(owned.offset, owned.length)?;
             let loan = state.link.hand_over(tag, part)?;
-            // SAFETY: a loan reads no memory; the lifetime stands for the block, which the ticket of
-            // the handle keeps until the peer has opened it.
+            // SAFETY: a loan reads no memory; the lifetime stands for the block, which the ticket
+            // of the handle keeps until the peer has opened it.
             let loan = unsafe { std::mem::transmute::<umf::link::Loan<'_>, umf::link::Loan<'static>>(loan) };
             let (loan, is_returned) = (Mutex::new(Some(Arc::new(loan))), AtomicBool::new(false));
             let loan = Arc::new(LoanState { loan, handle, is_returned });
@@ -787,8 +790,8 @@ impl Loan {
 
 /// Memory of the peer that was handed over. It has the buffer protocol.
 ///
-/// The memory is returned when the object and all of its buffers are gone, or `close()` was called and
-/// all of its buffers are gone. It stays valid if the peer ends.
+/// The memory is returned when the object and all of its buffers are gone, or `close()` was called
+/// and all of its buffers are gone. It stays valid if the peer ends.
 #[pyclass(module = "umf.link", frozen, weakref)]
 pub(crate) struct View {
     memory: Buffers<umf::link::View>,

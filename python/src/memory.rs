@@ -1,5 +1,6 @@
 //! [`Memory`]: the memory of a block or mapping, which outlives a call of `free` or `close` while a
-//! buffer of it is in use. [`Registered`] and [`find`]: the objects by the addresses of their memory.
+//! buffer of it is in use. [`Registered`] and [`find`]: the objects by the addresses of their
+//! memory.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -20,8 +21,8 @@ use crate::fork::{self, Forks, KeepForChildren};
 
 /// Memory that buffers (`memoryview`, numpy arrays, torch tensors) use. `T` keeps it.
 ///
-/// Each buffer shares the keeper, by an [`Export`]. If the object is closed while it has buffers, the
-/// memory is kept until the last of them ends. New buffers and calls are refused from then on.
+/// Each buffer shares the keeper, by an [`Export`]. If the object is closed while it has buffers,
+/// the memory is kept until the last of them ends. New buffers and calls are refused from then on.
 pub(crate) struct Memory<T: KeepForChildren> {
     /// `None` once the object was closed.
     keeper: Lock<Option<Arc<Keeper<T>>>>,
@@ -29,8 +30,8 @@ pub(crate) struct Memory<T: KeepForChildren> {
     pinned: Lock<Option<Arc<Keeper<T>>>>,
 }
 
-/// Releases the memory when it is dropped, or once the children of the forks since then have ended. In
-/// a forked child the memory is the parent's: dropping it there does nothing.
+/// Releases the memory when it is dropped, or once the children of the forks since then have ended.
+/// In a forked child the memory is the parent's: dropping it there does nothing.
 pub(crate) struct Keeper<T: KeepForChildren> {
     value: ManuallyDrop<T>,
     process: u32,
@@ -70,12 +71,12 @@ impl<T: KeepForChildren> Drop for Keeper<T> {
     }
 }
 
-/// The object that a buffer keeps (`Py_buffer.obj`), and with it the memory. It has the buffer protocol
-/// itself.
+/// The object that a buffer keeps (`Py_buffer.obj`), and with it the memory. It has the buffer
+/// protocol itself.
 ///
 /// It is not the block or mapping, because consumers such as `torch.frombuffer` and
-/// `numpy.ndarray(buffer=..)` keep an object and release its buffer at once: the memory would end with a
-/// call of `free` under a live tensor.
+/// `numpy.ndarray(buffer=..)` keep an object and release its buffer at once: the memory would end
+/// with a call of `free` under a live tensor.
 #[pyclass(module = "umf", name = "_Export", frozen)]
 pub(crate) struct Export {
     _memory: Arc<dyn Any + Send + Sync>,
@@ -126,8 +127,8 @@ impl<T: KeepForChildren + Sync + 'static> Memory<T> {
         Self { keeper: Lock::new(Some(Arc::new(keeper))), pinned: Lock::new(None) }
     }
 
-    /// Returns a share of the memory: it is released once all shares are dropped, even if it is closed
-    /// before. A share needs no Python object, so that any thread may drop it at any time.
+    /// Returns a share of the memory: it is released once all shares are dropped, even if it is
+    /// closed before. A share needs no Python object, so that any thread may drop it at any time.
     ///
     /// # Errors
     /// `ClosedError` after [`Memory::close`].
@@ -168,16 +169,16 @@ impl<T: KeepForChildren + Sync + 'static> Memory<T> {
         ))
     }
 
-    /// Releases the memory at once, or at the end of its last buffer. Returns `false` if it was closed
-    /// before.
+    /// Releases the memory at once, or at the end of its last buffer. Returns `false` if it was
+    /// closed before.
     pub(crate) fn close(&self) -> bool {
         let keeper = self.keeper.lock().take();
         // Dropped without the lock: it may unmap.
         keeper.is_some()
     }
 
-    /// Keeps the memory until the Python object dies, even if it is closed before: for consumers that
-    /// keep the object and no buffer.
+    /// Keeps the memory until the Python object dies, even if it is closed before: for consumers
+    /// that keep the object and no buffer.
     ///
     /// # Errors
     /// `ClosedError` after [`Memory::close`].
@@ -188,8 +189,8 @@ impl<T: KeepForChildren + Sync + 'static> Memory<T> {
         Ok(())
     }
 
-    /// Closes the memory as [`Memory::close`] does, and returns it if nothing else uses it; otherwise
-    /// what keeps it.
+    /// Closes the memory as [`Memory::close`] does, and returns it if nothing else uses it;
+    /// otherwise what keeps it.
     pub(crate) fn take(&self) -> Result<T, Option<Arc<Keeper<T>>>> {
         let keeper = self.keeper.lock().take().ok_or(None)?;
         if !keeper.is_of_this_process() || Forks::since(keeper.fork).is_some() {
@@ -206,8 +207,8 @@ impl<T: KeepForChildren + Sync + 'static> Memory<T> {
         self.keeper.lock().is_none()
     }
 
-    /// Returns an object that keeps the memory of `object`, which has this memory. `range` returns memory
-    /// that is readable (and writable, unless it is read-only) as long as the keeper exists.
+    /// Returns an object that keeps the memory of `object`, which has this memory. `range` returns
+    /// memory that is readable (and writable, unless it is read-only) as long as the keeper exists.
     pub(crate) fn export<'py>(
         &self,
         object: &Bound<'py, PyAny>,
@@ -252,7 +253,8 @@ struct Entry {
 struct Registered(u64, u64);
 
 impl Registered {
-    /// Returns the key of an object with memory at `address`, which [`Registered::register`] enters.
+    /// Returns the key of an object with memory at `address`, which [`Registered::register`]
+    /// enters.
     fn new(address: u64) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         Self(address, NEXT.fetch_add(1, Ordering::Relaxed))

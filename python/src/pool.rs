@@ -140,8 +140,8 @@ impl Pool {
 
 /// A block of a pool. It has the buffer protocol: `memoryview(block)`, `numpy.frombuffer(block)`.
 ///
-/// The block is freed when the object and all of its buffers are gone, or by `free()` and when all of
-/// its buffers are gone.
+/// The block is freed when the object and all of its buffers are gone, or by `free()` and when all
+/// of its buffers are gone.
 #[pyclass(module = "umf", frozen, weakref)]
 pub(crate) struct Block {
     pub(crate) memory: Memory<OwnedBlock>,
@@ -168,8 +168,8 @@ impl Block {
     }
 
     /// Returns a handle for a message that `readers` processes open: the memory is kept until they
-    /// have, even if the block is freed before. If too much is in transit, waits for readers for at most
-    /// `timeout` seconds.
+    /// have, even if the block is freed before. If too much is in transit, waits for readers for at
+    /// most `timeout` seconds.
     #[pyo3(signature = (readers = NonZeroU16::MIN, *, timeout = 0.0))]
     fn send_handle(&self, python: Python<'_>, readers: NonZeroU16, timeout: f64) -> PyResult<Handle> {
         transit::send(python, timeout, || self.memory.with_own(|block| Ok(block.send_handle_to(readers))))
@@ -234,8 +234,8 @@ fn range(block: &OwnedBlock) -> PyResult<Range> {
     Ok(Range { start, length: view.len(), is_read_only: false })
 }
 
-/// Waits until no memory is held for other processes and forked children, for at most `timeout` seconds. Returns the bytes
-/// that still are.
+/// Waits until no memory is held for other processes and forked children, for at most `timeout`
+/// seconds. Returns the bytes that still are.
 #[pyfunction]
 #[pyo3(signature = (timeout = 0.0))]
 pub(crate) fn drain(python: Python<'_>, timeout: f64) -> PyResult<u64> {

@@ -18,8 +18,8 @@ pub(crate) fn duration(seconds: f64) -> PyResult<Duration> {
     Duration::try_from_secs_f64(seconds).map_err(|_| wrong())
 }
 
-/// Sends a handle. If too much is in transit, waits for readers for at most `timeout` seconds, without
-/// the GIL.
+/// Sends a handle. If too much is in transit, waits for readers for at most `timeout` seconds,
+/// without the GIL.
 pub(crate) fn send(
     python: Python<'_>,
     timeout: f64,
@@ -38,8 +38,8 @@ pub(crate) fn send(
                 if is_last {
                     return Err(from_umf(full));
                 }
-                // Also after the last pause, and without one: handles that this process has passed on
-                // count too, and readers may have opened them.
+                // Also after the last pause, and without one: handles that this process has passed
+                // on count too, and readers may have opened them.
                 is_last = left.is_zero();
                 // Ctrl-C, for example.
                 python.check_signals()?;
@@ -55,8 +55,8 @@ pub(crate) fn send(
     }
 }
 
-/// Cancels a handle that this process has sent and that no process will open. Returns whether a reader
-/// could have opened it.
+/// Cancels a handle that this process has sent and that no process will open. Returns whether a
+/// reader could have opened it.
 #[pyfunction]
 pub(crate) fn cancel(python: Python<'_>, handle: &Bound<'_, PyAny>) -> PyResult<bool> {
     let handle = decode(handle)?;
@@ -70,8 +70,8 @@ pub(crate) fn is_in_transit(python: Python<'_>, handle: &Bound<'_, PyAny>) -> Py
     python.detach(|| umf::is_in_transit(&handle)).map_err(from_umf)
 }
 
-/// Raises `OutOfMemoryError` if the machine, or a control group of this process, has no memory for `size`
-/// bytes. Pages of shared memory beyond that end in the OOM killer, not in an error.
+/// Raises `OutOfMemoryError` if the machine, or a control group of this process, has no memory for
+/// `size` bytes. Pages of shared memory beyond that end in the OOM killer, not in an error.
 #[pyfunction]
 pub(crate) fn check_memory(size: usize) -> PyResult<()> {
     let checked = umf_os::AvailableMemory::find().check(size, "shared memory");

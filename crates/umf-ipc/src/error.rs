@@ -73,8 +73,8 @@ pub enum Error {
         /// The generation of the slot.
         now: u64,
     },
-    /// The handle was sent for as many openers as have claimed it, or its sender ended, and its memory
-    /// was freed since.
+    /// The handle was sent for as many openers as have claimed it, or its sender ended, and its
+    /// memory was freed since.
     #[error(
         "cannot open the handle of slot {slot} of producer {pid}: its memory was freed, and it was opened as often as its \
          sender said, or its sender ended; let the sender send it again, for more readers if more are to open it"
@@ -85,8 +85,8 @@ pub enum Error {
         /// The ledger slot.
         slot: u32,
     },
-    /// The sender of the handle has cancelled it, or has given it up because too much was in transit for
-    /// too long ([`crate::transit::TransitLimits`]), and its memory was freed since.
+    /// The sender of the handle has cancelled it, or has given it up because too much was in
+    /// transit for too long ([`crate::transit::TransitLimits`]), and its memory was freed since.
     #[error(
         "cannot open the handle of slot {slot} of producer {pid}: its sender cancelled the message, or gave it up after \
          ipc.expire_after_ms, and its memory was freed since; let the sender send it again, and read messages sooner"

@@ -1,9 +1,11 @@
-//! The bound of what is in transit: the bytes of handles that this process has sent and whose readers
-//! have not opened them ([`crate::Exporter::send_handle`], [`crate::Mapping::send_handle`]).
+//! The bound of what is in transit: the bytes of handles that this process has sent and whose
+//! readers have not opened them ([`crate::Exporter::send_handle`],
+//! [`crate::Mapping::send_handle`]).
 //!
-//! At the limit of bytes a send releases what was claimed of the same producer's memory. Then it cancels
-//! handles that are older than [`TransitLimits::expire_after`], the oldest ones first, until that
-//! suffices. Otherwise it fails. The caller waits for readers and tries again, or sends the bytes.
+//! At the limit of bytes a send releases what was claimed of the same producer's memory. Then it
+//! cancels handles that are older than [`TransitLimits::expire_after`], the oldest ones first,
+//! until that suffices. Otherwise it fails. The caller waits for readers and tries again, or sends
+//! the bytes.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -17,8 +19,8 @@ use crate::{Error, Result};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TransitLimits {
-    /// Bytes of memory with handles in transit. Several handles of a block count it once; a block that
-    /// this process both exports and has opened counts twice.
+    /// Bytes of memory with handles in transit. Several handles of a block count it once; a block
+    /// that this process both exports and has opened counts twice.
     pub max_bytes: u64,
     /// Age from which a handle is cancelled when `max_bytes` is reached. Below it, no handle is.
     pub expire_after: Duration,
@@ -37,8 +39,8 @@ pub struct TransitStatistics {
 
 /// The default of [`TransitLimits::expire_after`].
 pub const DEFAULT_EXPIRE_AFTER: Duration = Duration::from_secs(600);
-/// The default of [`TransitLimits::max_bytes`] is the machine's or control group's memory divided by
-/// this.
+/// The default of [`TransitLimits::max_bytes`] is the machine's or control group's memory divided
+/// by this.
 const DEFAULT_SHARE: u64 = 4;
 
 static BYTES: AtomicU64 = AtomicU64::new(0);
@@ -47,8 +49,8 @@ static EXPIRED: AtomicU64 = AtomicU64::new(0);
 static MAX_BYTES: AtomicU64 = AtomicU64::new(0);
 static EXPIRE_AFTER: AtomicU64 = AtomicU64::new(DEFAULT_EXPIRE_AFTER.as_millis() as u64);
 
-/// Sets the limits of this process. With `max_bytes` 0 the limit is a quarter of the memory that this
-/// machine, or this process's control group, has.
+/// Sets the limits of this process. With `max_bytes` 0 the limit is a quarter of the memory that
+/// this machine, or this process's control group, has.
 pub fn set_limits(max_bytes: u64, expire_after: Duration) {
     MAX_BYTES.store(max_bytes, Ordering::Relaxed);
     let age = u64::try_from(expire_after.as_millis()).unwrap_or(u64::MAX);

@@ -118,9 +118,9 @@ impl Exporter {
         self.export_kept(address, None)
     }
 
-    /// Calls `copy` with the bytes of the handle of the block that begins at `address`, if this thread
-    /// called [`Exporter::handle`] for it before and the block was not freed since. Returns `None`
-    /// otherwise: then use [`Exporter::handle`].
+    /// Calls `copy` with the bytes of the handle of the block that begins at `address`, if this
+    /// thread called [`Exporter::handle`] for it before and the block was not freed since. Returns
+    /// `None` otherwise: then use [`Exporter::handle`].
     #[inline(always)]
     pub fn copy_kept<T>(
         &self,
@@ -146,13 +146,13 @@ impl Exporter {
     /// the handle as usual, and then has the lease of an opener. A plain handle of a freed block is
     /// stale.
     ///
-    /// The memory is also released by [`Exporter::cancel`], and when this process ends. While none of
-    /// its methods is called, the exporter does not notice that a handle was claimed: it does when
-    /// the block is freed, in `umf_runtime::deferred::poll` and in [`Exporter::poll_tickets`].
+    /// The memory is also released by [`Exporter::cancel`], and when this process ends. While none
+    /// of its methods is called, the exporter does not notice that a handle was claimed: it does
+    /// when the block is freed, in `umf_runtime::deferred::poll` and in [`Exporter::poll_tickets`].
     ///
     /// # Errors
-    /// As [`Exporter::get`]; those of opening a lease table; [`crate::Error::LimitReached`] for more
-    /// than 524,288 handles in transit; [`crate::Error::TransitFull`].
+    /// As [`Exporter::get`]; those of opening a lease table; [`crate::Error::LimitReached`] for
+    /// more than 524,288 handles in transit; [`crate::Error::TransitFull`].
     ///
     /// # Safety
     /// As [`Exporter::get`]. The block is not freed during the call.

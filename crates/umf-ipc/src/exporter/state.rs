@@ -386,8 +386,8 @@ impl ExporterState {
         was_kept == Some(false)
     }
 
-    /// Returns the handle's bytes of a block that is kept according to this thread's memo and was not
-    /// freed since. They change at the thread's next export.
+    /// Returns the handle's bytes of a block that is kept according to this thread's memo and was
+    /// not freed since. They change at the thread's next export.
     #[inline]
     pub(super) fn kept_bytes(&self, address: Address) -> Option<&[u8; HANDLE_SIZE]> {
         let memo = self.memo.current()?;

@@ -112,7 +112,8 @@ impl ExportTable {
         self.ledger.allocate_slot(|first, count| self.leases.reserve(first, count))
     }
 
-    /// Sends a ticket of a current export of `bytes` bytes, whose block the caller does not free meanwhile.
+    /// Sends a ticket of a current export of `bytes` bytes, whose block the caller does not free
+    /// meanwhile.
     pub(crate) fn send(&self, slot: u32, bytes: u64, readers: u16) -> Result<Ticket> {
         let mut tickets = self.tickets.lock();
         let own = match &mut *tickets {

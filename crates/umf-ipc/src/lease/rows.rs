@@ -254,7 +254,8 @@ impl ImporterLeases {
     }
 
     /// Sends a ticket of the export of `bytes` bytes in `slot`, which the ledger has, to `readers`
-    /// openers. The caller has the export open, or owns its memory and checks afterwards that it is current.
+    /// openers. The caller has the export open, or owns its memory and checks afterwards that it is
+    /// current.
     ///
     /// # Errors
     /// Those of taking a row; [`Error::LimitReached`].
@@ -299,8 +300,8 @@ impl ImporterLeases {
         self.with_ticket(ticket, fetch_table, |word| protocol::ticket::is_cancelled(word, ticket.number))
     }
 
-    /// Calls `f` with the word of a ticket, which it maps first if necessary. Returns `false` if the
-    /// table does not have it.
+    /// Calls `f` with the word of a ticket, which it maps first if necessary. Returns `false` if
+    /// the table does not have it.
     fn with_ticket(
         &self,
         ticket: Ticket,

@@ -55,8 +55,9 @@ struct SentTicket {
 unsafe impl Send for SentTicket {}
 
 impl SentTickets {
-    /// Sends a ticket of the export of `bytes` bytes in `slot`, which the caller keeps open meanwhile.
-    /// `take_row` locks and clears another row, `mark` sets a row's bit in the slot's opened bitmap.
+    /// Sends a ticket of the export of `bytes` bytes in `slot`, which the caller keeps open
+    /// meanwhile. `take_row` locks and clears another row, `mark` sets a row's bit in the slot's
+    /// opened bitmap.
     pub(super) fn send(
         &mut self,
         slot: u32,
@@ -104,8 +105,8 @@ impl SentTickets {
         self.sent.range((slot, 0)..=(slot, u64::MAX)).next().is_some()
     }
 
-    /// Checks that `bytes` more may be in transit. At the limit, this releases what was claimed, and
-    /// cancels tickets that are too old, until that suffices.
+    /// Checks that `bytes` more may be in transit. At the limit, this releases what was claimed,
+    /// and cancels tickets that are too old, until that suffices.
     fn admit(&mut self, bytes: u64) -> Result<()> {
         if transit::check(bytes).is_ok() {
             return Ok(());
@@ -117,8 +118,8 @@ impl SentTickets {
         transit::check(bytes)
     }
 
-    /// Cancels tickets that are older than the limit of their age, the oldest ones first, until `bytes`
-    /// more may be in transit.
+    /// Cancels tickets that are older than the limit of their age, the oldest ones first, until
+    /// `bytes` more may be in transit.
     #[cold]
     fn expire(&mut self, bytes: u64) {
         let (now, age) = (umf_os::clock::coarse(), transit::limits().expire_after);
