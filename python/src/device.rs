@@ -446,7 +446,8 @@ impl Block {
     }
 
     /// Frees the block after the work that was submitted to a CUDA stream before. `stream` is the
-    /// `CUstream` as an integer, 0 for the default stream. Does not wait.
+    /// `CUstream` as an integer, 0 for the default stream. Does not wait, unless a buffer
+    /// uses the memory.
     ///
     /// The driver checks no stream: a number that is none can end the process.
     fn free_after(&self, python: Python<'_>, stream: usize) -> PyResult<()> {

@@ -19,7 +19,7 @@ use pyo3::prelude::*;
 
 use crate::device::{CPU, DeviceMemory, DlDevice, block_device, mapping_device};
 use crate::errors::from_umf;
-use crate::handle::Mapping;
+use crate::handle::{CHECKED_COPY, Mapping};
 use crate::pool::Block;
 
 /// A structure that a capsule passes to the consumer.
@@ -156,6 +156,10 @@ fn copied<T: DeviceMemory>(python: Python<'_>, memory: &T) -> PyResult<(Keeper, 
         .detach(|| {
             let length = memory.size();
             let (mut lines, count) = (Vec::new(), length.div_ceil(64));
+            if length >= CHECKED_COPY {
+                let checked = umf_os::AvailableMemory::find().check(length, "a copy of the tensor");
+                checked.map_err(|error| from_umf(error.into()))?;
+            }
             lines
                 .try_reserve_exact(count)
                 .map_err(|_| PyMemoryError::new_err("no memory for a copy of the tensor"))?;

@@ -178,7 +178,7 @@ pub(crate) struct PrivateCopy {
 }
 
 /// Size of a copy from which the available memory is checked before its pages are touched.
-const CHECKED_COPY: usize = 1 << 20;
+pub(crate) const CHECKED_COPY: usize = 1 << 20;
 /// Alignment of the first byte of a copy: a cache line, as blocks have.
 const COPY_ALIGN: usize = 64;
 

@@ -254,9 +254,9 @@ impl<'p> Block<'p> {
     /// As [`Block::export`]; those of the lease table; [`umf_ipc::Error::TransitFull`]; a limit of
     /// 524,288 handles in transit.
     pub fn send_handle_to(&self, readers: NonZeroU16) -> Result<Handle> {
+        let exporter = exporter()?;
         // SAFETY: only shared memory can be exported. A shared block gives out views and copies, no
         // references. The block is borrowed, so that it is not freed meanwhile.
-        let exporter = exporter()?;
         let send = || unsafe { exporter.send_handle(self.address, self.size, readers) };
         Ok(match send() {
             // What this process has passed on may have been read.
