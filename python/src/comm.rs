@@ -7,10 +7,10 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use umf::link::{Element, Error as LinkFailure, Memory, Operation, Reduction};
 
-use crate::errors::{argument, from_umf};
-use crate::link::{
+use crate::call::{
     Exclusive, Left, Part, builder, contiguous, duration, or_length, receive_bytes, wait, wanted,
 };
+use crate::errors::{argument, from_umf};
 
 type Outcome<R> = Result<R, LinkFailure>;
 

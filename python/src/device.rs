@@ -11,10 +11,10 @@ use umf::cuda::{CudaMemory, CudaProvider, CudaSettings, Driver, driver_api};
 use umf::level_zero::{DeviceSelector, LevelZeroProvider, LevelZeroSettings};
 use umf::{Completion, MemoryKind, OwnedBlock, Progress};
 
+use crate::call::contiguous;
 use crate::errors::{NotSupportedError, argument, from_umf};
 use crate::fork::KeepForChildren;
 use crate::handle::{Contents, Mapping};
-use crate::link::contiguous;
 use crate::memory::Keeper;
 use crate::pool::{Block, Pool};
 

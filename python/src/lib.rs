@@ -12,10 +12,12 @@
 //! | `domain` | memory of a named set of processes |
 //! | `device` | pools of device memory, copies to and from the host, `__cuda_array_interface__` |
 //! | `dlpack` | blocks and mappings as DLPack tensors |
+//! | `call` | waits, and the memory of messages, of links and ranks |
 //! | `link` | messages and memory for another process |
 //! | `comm` | ranks of a job: messages and collectives |
 //! | `command` | counters, explanations of handles, the `umf` command |
 
+mod call;
 mod comm;
 mod command;
 mod device;
