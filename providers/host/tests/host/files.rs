@@ -344,20 +344,20 @@ fn shared_provider_is_frozen_in_a_child() {
     free(&provider, region);
 }
 
-/// Closes all descriptors but the standard streams, and opens files with content until they have
-/// these numbers.
+/// Closes all descriptors but the standard streams, and opens a file with content under all numbers
+/// up to the highest of `numbers`.
 fn files_under(numbers: &[i32]) -> Vec<OwnedFd> {
-    for number in 3..1024 {
-        // SAFETY: the test closes the descriptors of live objects on purpose.
-        unsafe { libc::close(number) };
+    // SAFETY: the test closes the descriptors of live objects on purpose.
+    assert_eq!(unsafe { libc::close_range(3, u32::MAX, 0) }, 0, "close_range");
+    let file = rustix::fs::memfd_create(c"other", MemfdFlags::CLOEXEC).expect("a memory file");
+    assert_eq!(rustix::io::pwrite(&file, &CONTENT, 0), Ok(CONTENT.len()));
+    let mut files = vec![file];
+    let last = *numbers.iter().max().expect("a number");
+    while files.iter().all(|file| file.as_raw_fd() < last) {
+        files.push(files[0].try_clone().expect("a descriptor"));
     }
-    let mut files: Vec<OwnedFd> = Vec::new();
-    while !numbers.iter().all(|number| files.iter().any(|file| file.as_raw_fd() == *number)) {
-        let file = rustix::fs::memfd_create(c"other", MemfdFlags::CLOEXEC).expect("a memory file");
-        assert_eq!(rustix::io::pwrite(&file, &CONTENT, 0), Ok(CONTENT.len()));
-        files.push(file);
-        assert!(files.len() < 1024, "{numbers:?} are free");
-    }
+    let is_taken = |number| files.iter().any(|file| file.as_raw_fd() == number);
+    assert!(numbers.iter().all(|&number| is_taken(number)), "{numbers:?} are free");
     files
 }
 
