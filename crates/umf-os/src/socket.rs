@@ -34,13 +34,53 @@ pub fn peer_trust(socket: BorrowedFd<'_>) -> Result<PeerTrust> {
         return Ok(PeerTrust::Other);
     }
     // All users without a mapping have the overflow uid (`user_namespaces(7)`).
-    if uid != overflow_uid() || is_every_uid_mapped() {
+    let overflow = overflow_id("/proc/sys/kernel/overflowuid");
+    if uid != overflow || is_every_id_mapped("/proc/self/uid_map") {
         return Ok(PeerTrust::Trusted);
     }
     // The kernel compares the users themselves: a process without capabilities may signal only
     // processes of the same user.
     let may_signal = Pid::from_raw(pid).is_some_and(|pid| rustix::process::test_kill_process(pid).is_ok());
     Ok(if may_signal { PeerTrust::Trusted } else { PeerTrust::Unmapped })
+}
+
+/// Returns whether the peer's effective group, or one of its other groups, is the effective group of
+/// this process (`SO_PEERCRED`, `SO_PEERGROUPS`, `unix(7)`). A group without a number in this user
+/// namespace is never the same.
+///
+/// # Errors
+/// Those of `getsockopt(2)`; before Linux 4.13 the other groups are unknown.
+pub fn is_peer_in_group(socket: BorrowedFd<'_>) -> Result<bool> {
+    const SO_PEERGROUPS: libc::c_int = 59;
+    let gid = rustix::process::getegid().as_raw();
+    if gid == overflow_id("/proc/sys/kernel/overflowgid") && !is_every_id_mapped("/proc/self/gid_map") {
+        return Ok(false);
+    }
+    if credentials(socket)?.gid == gid {
+        return Ok(true);
+    }
+    // NGROUPS_MAX is 65536: the kernel reports the needed length if these are too few.
+    let mut groups = vec![0_u32; 64];
+    loop {
+        let mut length = libc::socklen_t::try_from(size_of_val(&*groups)).map_err(|_| Errno::INVAL)?;
+        // SAFETY: `groups` is valid for a write of `length` bytes, and so is `length`.
+        let result = unsafe {
+            libc::getsockopt(
+                socket.as_raw_fd(),
+                libc::SOL_SOCKET,
+                SO_PEERGROUPS,
+                groups.as_mut_ptr().cast(),
+                &raw mut length,
+            )
+        };
+        let count = length as usize / size_of::<u32>();
+        match if result == 0 { Ok(()) } else { Err(last_errno()) } {
+            Ok(()) => return Ok(groups.iter().take(count).any(|&group| group == gid)),
+            Err(Errno::RANGE) if count > groups.len() && count <= 1 << 16 => groups.resize(count, 0),
+            Err(Errno::NOPROTOOPT) => return Ok(false),
+            Err(errno) => return Err(errno),
+        }
+    }
 }
 
 /// Makes the kernel reject descriptors that peers send to a unix socket (`SO_PASSRIGHTS`, Linux
@@ -68,14 +108,15 @@ pub fn unread_bytes(socket: BorrowedFd<'_>) -> Result<usize> {
     if result == 0 { Ok(usize::try_from(bytes).unwrap_or(0)) } else { Err(last_errno()) }
 }
 
-fn overflow_uid() -> u32 {
-    let text = std::fs::read_to_string("/proc/sys/kernel/overflowuid");
+/// Returns the number that the kernel reports for an id without a mapping (`user_namespaces(7)`).
+fn overflow_id(path: &str) -> u32 {
+    let text = std::fs::read_to_string(path);
     text.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(65534)
 }
 
-/// Returns whether the uid map is that of the initial user namespace.
-fn is_every_uid_mapped() -> bool {
-    let map = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+/// Returns whether a map of ids is that of the initial user namespace.
+fn is_every_id_mapped(path: &str) -> bool {
+    let map = std::fs::read_to_string(path).unwrap_or_default();
     map.split_ascii_whitespace().eq(["0", "0", "4294967295"])
 }
 
@@ -86,6 +127,10 @@ fn is_every_uid_mapped() -> bool {
 /// # Errors
 /// Those of `getsockopt(2)`.
 pub fn peer(socket: BorrowedFd<'_>) -> Result<(u32, i32)> {
+    credentials(socket).map(|credentials| (credentials.uid, credentials.pid))
+}
+
+fn credentials(socket: BorrowedFd<'_>) -> Result<libc::ucred> {
     let mut credentials = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
     let mut length = size_of::<libc::ucred>() as libc::socklen_t;
     // SAFETY: `credentials` is valid for a write of `length` bytes, and so is `length`.
@@ -98,7 +143,7 @@ pub fn peer(socket: BorrowedFd<'_>) -> Result<(u32, i32)> {
             &raw mut length,
         )
     };
-    if result == 0 { Ok((credentials.uid, credentials.pid)) } else { Err(last_errno()) }
+    if result == 0 { Ok(credentials) } else { Err(last_errno()) }
 }
 
 /// Returns a pidfd of the peer that called `connect` or `listen`, in any pid namespace
