@@ -5,8 +5,48 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use rustix::io::Errno;
 use rustix::process::Pid;
 
-use crate::SystemResult as Result;
+use crate::SystemResult;
 use crate::process::effective_uid;
+
+umf_core::words! {
+    /// Which processes may be the peer of a socket. Each rule permits processes of the same user, and
+    /// of root.
+    #[derive(Default)]
+    pub enum Allow {
+        /// No others.
+        #[default]
+        SameUser = "same-user",
+        /// Also processes that have this process's effective group among theirs.
+        Group = "group",
+        /// Also processes that have the handle: they prove its key.
+        Handle = "handle",
+    }
+}
+
+impl Allow {
+    /// Returns the mode of a socket file for this rule: the users that the rule permits can connect.
+    #[must_use]
+    pub const fn socket_mode(self) -> u32 {
+        match self {
+            Self::SameUser => 0o600,
+            Self::Group => 0o660,
+            Self::Handle => 0o666,
+        }
+    }
+}
+
+/// Compares the user of a socket's peer with the user of this process and, if the rule permits it, its
+/// groups. [`Allow::Handle`] trusts a peer of another user only after a proof, which is not tested here.
+///
+/// # Errors
+/// Those of `getsockopt(2)`.
+pub fn peer_trust_by(rule: Allow, socket: BorrowedFd<'_>) -> SystemResult<PeerTrust> {
+    match peer_trust(socket)? {
+        PeerTrust::Trusted => Ok(PeerTrust::Trusted),
+        _ if rule == Allow::Group && is_peer_in_group(socket)? => Ok(PeerTrust::Trusted),
+        other => Ok(other),
+    }
+}
 
 /// Whether a process trusts the peer of a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,7 +64,7 @@ pub enum PeerTrust {
 ///
 /// # Errors
 /// Those of `getsockopt(2)`.
-pub fn peer_trust(socket: BorrowedFd<'_>) -> Result<PeerTrust> {
+pub fn peer_trust(socket: BorrowedFd<'_>) -> SystemResult<PeerTrust> {
     let uid = effective_uid();
     let (peer_uid, pid) = peer(socket)?;
     if peer_uid == 0 {
@@ -50,7 +90,7 @@ pub fn peer_trust(socket: BorrowedFd<'_>) -> Result<PeerTrust> {
 ///
 /// # Errors
 /// Those of `getsockopt(2)`; before Linux 4.13 the other groups are unknown.
-pub fn is_peer_in_group(socket: BorrowedFd<'_>) -> Result<bool> {
+pub fn is_peer_in_group(socket: BorrowedFd<'_>) -> SystemResult<bool> {
     const SO_PEERGROUPS: libc::c_int = 59;
     let gid = rustix::process::getegid().as_raw();
     if gid == overflow_id("/proc/sys/kernel/overflowgid") && !is_every_id_mapped("/proc/self/gid_map") {
@@ -101,7 +141,7 @@ pub fn refuse_descriptors(socket: BorrowedFd<'_>) {
 ///
 /// # Errors
 /// Those of `ioctl(2)`.
-pub fn unread_bytes(socket: BorrowedFd<'_>) -> Result<usize> {
+pub fn unread_bytes(socket: BorrowedFd<'_>) -> SystemResult<usize> {
     let mut bytes: libc::c_int = 0;
     // SAFETY: `bytes` is valid for the write.
     let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
@@ -126,11 +166,11 @@ fn is_every_id_mapped(path: &str) -> bool {
 ///
 /// # Errors
 /// Those of `getsockopt(2)`.
-pub fn peer(socket: BorrowedFd<'_>) -> Result<(u32, i32)> {
+pub fn peer(socket: BorrowedFd<'_>) -> SystemResult<(u32, i32)> {
     credentials(socket).map(|credentials| (credentials.uid, credentials.pid))
 }
 
-fn credentials(socket: BorrowedFd<'_>) -> Result<libc::ucred> {
+fn credentials(socket: BorrowedFd<'_>) -> SystemResult<libc::ucred> {
     let mut credentials = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
     let mut length = size_of::<libc::ucred>() as libc::socklen_t;
     // SAFETY: `credentials` is valid for a write of `length` bytes, and so is `length`.
@@ -152,7 +192,7 @@ fn credentials(socket: BorrowedFd<'_>) -> Result<libc::ucred> {
 /// # Errors
 /// Those of `getsockopt(2)`: `ENOPROTOOPT` before Linux 6.5, `ESRCH` (`EINVAL` before 6.16) if the
 /// process was reaped.
-pub fn so_peerpidfd(socket: BorrowedFd<'_>) -> Result<OwnedFd> {
+pub fn so_peerpidfd(socket: BorrowedFd<'_>) -> SystemResult<OwnedFd> {
     let mut number: RawFd = -1;
     let mut length = size_of::<RawFd>() as libc::socklen_t;
     // SAFETY: `number` is valid for a write of `length` bytes, and so is `length`.

@@ -84,8 +84,14 @@ impl Directory {
         self.open(OFlags::PATH).map(drop)
     }
 
-    fn error(&self, operation: &'static str) -> impl Fn(Errno) -> DirectoryError {
-        move |errno| DirectoryError::of(&self.path, operation, errno)
+    /// Returns the error of an operation that failed.
+    #[must_use]
+    pub fn error(&self, operation: &'static str, errno: Errno) -> DirectoryError {
+        DirectoryError::of(&self.path, operation, errno)
+    }
+
+    fn failed(&self, operation: &'static str) -> impl Fn(Errno) -> DirectoryError {
+        move |errno| self.error(operation, errno)
     }
 
     fn open(&self, flags: OFlags) -> Result<OwnedFd> {
@@ -94,9 +100,9 @@ impl Directory {
         let directory = opened.map_err(|errno| match errno {
             Errno::NOENT => DirectoryError::Missing { path: self.path.clone() },
             Errno::NOTDIR => DirectoryError::NotDirectory { path: self.path.clone() },
-            errno => DirectoryError::of(&self.path, "opening it", errno),
+            errno => self.error("opening it", errno),
         })?;
-        let found = rustix::fs::fstat(&directory).map_err(self.error("fstat"))?;
+        let found = rustix::fs::fstat(&directory).map_err(self.failed("fstat"))?;
         let is_sticky = found.st_mode & 0o1000 != 0;
         // Users of a group that may write are trusted by whoever made the group's directory.
         if found.st_mode & 0o002 != 0 && !is_sticky {
@@ -141,9 +147,9 @@ impl Directory {
         let until = Instant::now() + LOCK_PATIENCE;
         for _ in 0..ATTEMPTS {
             let file = LockFile::open(directory, &file_name, Some(mode), true)
-                .map_err(self.error("creating a lock file"))?;
+                .map_err(self.failed("creating a lock file"))?;
             failpoint!("directory.lock_opened");
-            while !file.try_lock().map_err(self.error("locking a file"))? {
+            while !file.try_lock().map_err(self.failed("locking a file"))? {
                 if Instant::now() > until {
                     return Ok(None);
                 }
@@ -158,16 +164,16 @@ impl Directory {
                 Ok(held) => Ok(Some(held)),
                 Err(errno) => {
                     let _ = rustix::fs::unlinkat(directory, &file_name, AtFlags::empty());
-                    Err(self.error("writing and mapping a lock file")(errno))
+                    Err(self.failed("writing and mapping a lock file")(errno))
                 }
             };
         }
-        Err(self.error("locking a file that is removed again and again")(Errno::AGAIN))
+        Err(self.failed("locking a file that is removed again and again")(Errno::AGAIN))
     }
 
     fn listen(&self, directory: &OwnedFd, name: &str, mode: u32, backlog: i32) -> Result<CloseOnFork> {
         let new = format!("{name}{NEW}");
-        let error = |operation| self.error(operation);
+        let error = |operation| self.failed(operation);
         match rustix::fs::unlinkat(directory, &new, AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => {}
             Err(errno) => return Err(error("removing a left-over socket")(errno)),
@@ -206,10 +212,10 @@ impl Directory {
     /// the name is a file of another type or a symbolic link.
     pub fn connect(&self, name: &str, timeout: Option<Duration>) -> Result<OwnedFd> {
         let directory = self.open(OFlags::PATH)?;
-        let error = |operation| self.error(operation);
+        let error = |operation| self.failed(operation);
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file = rustix::fs::openat(&directory, name, flags, Mode::empty())
-            .map_err(error("finding a socket"))?;
+        let file =
+            rustix::fs::openat(&directory, name, flags, Mode::empty()).map_err(error("finding a socket"))?;
         // The descriptor keeps the file, whatever its name becomes.
         let found = rustix::fs::fstat(&file).map_err(error("fstat of a socket"))?;
         match FileType::from_raw_mode(found.st_mode) {
@@ -265,10 +271,10 @@ impl Directory {
 
     fn entries(&self) -> Result<Vec<String>> {
         let directory = self.open(OFlags::RDONLY)?;
-        let entries = rustix::fs::Dir::new(directory).map_err(self.error("listing it"))?;
+        let entries = rustix::fs::Dir::new(directory).map_err(self.failed("listing it"))?;
         let mut names = Vec::new();
         for entry in entries {
-            let entry = entry.map_err(self.error("listing it"))?;
+            let entry = entry.map_err(self.failed("listing it"))?;
             // Names of umf are ASCII.
             names.extend(entry.file_name().to_str().ok().map(str::to_owned));
         }
@@ -285,7 +291,9 @@ impl Directory {
         let directory = self.open(OFlags::PATH)?;
         let mut found = Leftovers::default();
         for entry in &entries {
-            let Some(name) = entry.strip_suffix(LOCK).filter(|name| name.starts_with(family)) else { continue };
+            let Some(name) = entry.strip_suffix(LOCK).filter(|name| name.starts_with(family)) else {
+                continue;
+            };
             if name.starts_with(prefix) {
                 *found.count_of(remove_if_dead(&directory, name, entry)) += 1;
             } else {

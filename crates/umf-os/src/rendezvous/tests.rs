@@ -206,7 +206,8 @@ fn living_name_is_never_removed() {
     drop(socket);
     std::fs::write(folder.0.join("umf-c.lock"), "").unwrap();
     let file =
-        lock::LockFile::open(std::fs::File::open(&folder.0).unwrap().as_fd(), "umf-c.lock", None, true).unwrap();
+        lock::LockFile::open(std::fs::File::open(&folder.0).unwrap().as_fd(), "umf-c.lock", None, true)
+            .unwrap();
     assert!(file.try_lock().unwrap());
     let held = file.into_held().unwrap();
     assert_eq!(directory.state("umf-c"), Ok(NameState::Alive));
@@ -225,7 +226,8 @@ fn unsuitable_directory_is_refused_with_the_reason() {
     std::fs::write(&file, "").unwrap();
     assert!(matches!(Directory::new(file).check(), Err(DirectoryError::NotDirectory { .. })));
     let directory = folder.directory();
-    for (mode, is_refused) in [(0o777, true), (0o1777, false), (0o700, false), (0o770, false), (0o2777, true)] {
+    for (mode, is_refused) in [(0o777, true), (0o1777, false), (0o700, false), (0o770, false), (0o2777, true)]
+    {
         std::fs::set_permissions(&folder.0, PermissionsExt::from_mode(mode)).unwrap();
         let checked = directory.check();
         assert_eq!(matches!(checked, Err(DirectoryError::WritableByOthers { .. })), is_refused, "{mode:o}");
