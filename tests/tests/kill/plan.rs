@@ -126,15 +126,17 @@ impl Setup {
         let wanted = if targets.is_empty() { None } else { Some(rng.choose(targets).failpoint) };
         let mode = wanted.and_then(mode_for);
         let modes: &[_] = if uses_dma_bufs() {
-            &["pidfd", "socket", "auto"]
+            &["pidfd", "socket", "directory", "auto"]
         } else {
-            &["pidfd", "procfs", "socket", "auto"]
+            &["pidfd", "procfs", "socket", "directory", "auto"]
         };
         let mode = mode.unwrap_or_else(|| *rng.choose(modes));
         let in_pid_namespace = rng.one_in(4);
         Self {
             mode,
-            in_pid_namespace: in_pid_namespace && can_use_namespaces && mode == "socket",
+            in_pid_namespace: in_pid_namespace
+                && can_use_namespaces
+                && matches!(mode, "socket" | "directory"),
             on_free: *rng.choose(&["hold", "release"]),
             max_held: *rng.choose(&[0, 0, 20_000, 200_000]),
             kind: rng.choose(pool_kinds()).as_str(),
@@ -149,7 +151,10 @@ impl Setup {
     /// Returns whether processes with these settings can reach a failpoint.
     fn allows(&self, failpoint: Failpoint) -> bool {
         let mode = mode_for(failpoint)
-            .is_none_or(|mode| mode == self.mode || (mode == "pidfd" && self.mode == "auto"));
+            .is_none_or(|mode| mode == self.mode || (mode == "pidfd" && self.mode == "auto"))
+            || (self.mode == "directory"
+                && mode_for(failpoint) == Some("socket")
+                && is_of_any_socket(failpoint));
         let memory = match failpoint {
             "window.fetched" | "window.mapped" => matches!(self.kind, "shared" | "proxy"),
             "import.fetched" | "import.mapped" => {
@@ -169,8 +174,15 @@ fn mode_for(failpoint: Failpoint) -> Option<&'static str> {
         "fetched.by_procfs" | "found.in_procfs" => Some("procfs"),
         "server.accepted" | "server.answered" | "server.answering" | "server.closed" | "socket.answered"
         | "socket.asked" | "socket.connected" | "socket.connecting" => Some("socket"),
+        "server.proven" | "socket.challenged" => Some("directory"),
+        _ if failpoint.starts_with("directory.") => Some("directory"),
         _ => None,
     }
+}
+
+/// Returns whether a failpoint is of both kinds of sockets.
+fn is_of_any_socket(failpoint: Failpoint) -> bool {
+    failpoint != "socket.connecting"
 }
 
 /// Failpoint at which no process was killed yet, and how often a kill there was planned.
@@ -233,6 +245,7 @@ fn role_for(failpoint: Failpoint) -> Option<Role> {
         | "row.ready"
         | "socket.answered"
         | "socket.asked"
+        | "socket.challenged"
         | "socket.connected"
         | "socket.connecting"
         | "window.fetched"
