@@ -72,4 +72,5 @@ pub use transfer::{Exchange, Mode};
 fn after_poll() {
     lease::drop_reclaimed();
     importer::poll_passed_on();
+    importer::sweep_all();
 }
