@@ -332,13 +332,8 @@ impl Model for Collection {
     fn start(&self) -> State {
         let mut state = State::default();
         if self.producer_sent {
-            state.rows[0] = Row {
-                owner: Owner::Producer,
-                count: 1,
-                has_ticket: true,
-                is_held: true,
-                is_promised: true,
-            };
+            state.rows[0] =
+                Row { owner: Owner::Producer, count: 1, has_ticket: true, is_held: true, is_promised: true };
             state.height = 1;
         }
         state

@@ -4,10 +4,11 @@
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use umf::Handle;
-use umf_tests::{Actor, Patience, ProcessSnapshot, actor, spawn};
+use umf_tests::{Actor, Patience, ProcessSnapshot, actor, machine, spawn};
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
@@ -123,6 +124,8 @@ fn any_open_close_or_poll_finds_the_dead_producer() {
         importer.ok(&format!("open {} -> m", producer.small[0]));
         importer.ok(&format!("open {} -> other", producer.small[1]));
         producer.actor.kill();
+        // Opens look for ended producers once in a tick of the kernel's clock.
+        std::thread::sleep(Duration::from_millis(20));
         let mut patience = Patience::new(Duration::from_secs(10));
         for number in 0.. {
             match trigger {
@@ -279,4 +282,100 @@ fn dead_word_of_a_living_producer_is_not_believed() {
     importer.check("m", 0);
     assert!(producer.bytes() >= LARGE * MIB, "memory of a living producer is released");
     producer.actor.check("p.large0.0", 100);
+}
+
+/// A control group with a limit of memory, of version 1 or 2, removed when dropped.
+struct Group(PathBuf);
+
+impl Group {
+    /// Makes a group, or returns why that is not possible.
+    fn new(limit: u64) -> Result<Self, String> {
+        let name = format!("umf-dead-memory-{}", std::process::id());
+        let mut reason = "no control groups are mounted".to_owned();
+        if machine::is_guest() && machine::is_root() {
+            crate::shortage::mount_cgroups();
+        }
+        for (root, file) in [
+            ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
+            ("/sys/fs/cgroup", "memory.max"),
+            ("/sys/fs/cgroup/unified", "memory.max"),
+        ] {
+            let group = Self(PathBuf::from(root).join(&name));
+            if let Err(error) = std::fs::create_dir(&group.0) {
+                reason = format!("cannot make a control group in {root}: {error}");
+                continue;
+            }
+            match std::fs::write(group.0.join(file), limit.to_string()) {
+                Ok(()) => return Ok(group),
+                Err(error) => reason = format!("cannot limit memory in {root}: {file}: {error}"),
+            }
+        }
+        Err(reason)
+    }
+
+    fn add(&self, actor: &Actor) -> std::io::Result<()> {
+        std::fs::write(self.0.join("cgroup.procs"), actor.pid().to_string())
+    }
+
+    fn read(&self, names: [&str; 2]) -> String {
+        let read = |name: &&str| std::fs::read_to_string(self.0.join(name)).ok();
+        names.iter().find_map(read).unwrap()
+    }
+
+    /// Returns how many processes were killed for memory.
+    fn kills(&self) -> u64 {
+        let text = self.read(["memory.oom_control", "memory.events"]);
+        text.lines().find_map(|line| line.strip_prefix("oom_kill ")).unwrap().parse().unwrap()
+    }
+
+    /// Returns the memory that is charged to the group, in bytes.
+    fn used(&self) -> u64 {
+        self.read(["memory.usage_in_bytes", "memory.current"]).trim().parse().unwrap()
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let mut patience = Patience::new(Duration::from_secs(10));
+        // The kernel removes the last process from it with a delay.
+        while std::fs::remove_dir(&self.0).is_err() && patience.sleep() {}
+    }
+}
+
+/// A producer with 64 MiB under a limit of 100 MiB is killed and starts again, while an importer has
+/// a block of each of its lives open. What that importer keeps must not add up.
+#[test]
+fn producer_that_restarts_under_a_limit_is_not_killed_for_memory() {
+    const TEST: &str = "producer_that_restarts_under_a_limit_is_not_killed_for_memory";
+    let group = match Group::new(100 * MIB) {
+        Ok(group) => group,
+        Err(reason) => return machine::skip(TEST, &reason),
+    };
+    let mut importer = actor!();
+    for life in 0..20_u64 {
+        let mut producer = actor!();
+        if let Err(error) = group.add(&producer) {
+            return machine::skip(TEST, &format!("cannot move a process into a control group: {error}"));
+        }
+        producer.ok("pool p shared");
+        for part in 0..64 {
+            producer.ok(&format!("alloc p {MIB} -> p.large{part}"));
+            producer.ok(&format!("fill p.large{part} {part}"));
+        }
+        producer.ok("alloc p 4096 -> p.small");
+        producer.ok(&format!("fill p.small {life}"));
+        let handle = producer.handle("handle p.small");
+        importer.ok(&format!("open {handle} -> m{life}"));
+        assert!(group.used() >= 64 * MIB, "{} bytes are charged to the group", group.used());
+        producer.kill();
+        importer.ok("drain 0");
+        let used = group.used();
+        assert!(used < 30 * MIB, "{used} bytes are charged after {life} restarts");
+    }
+    assert_eq!(group.kills(), 0);
+    for life in 0..20 {
+        importer.check(&format!("m{life}"), life);
+        importer.ok(&format!("close m{life}"));
+    }
+    assert_eq!(importer.number("importer", "entries"), 0);
 }

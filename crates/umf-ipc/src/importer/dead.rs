@@ -150,8 +150,9 @@ impl ImporterInner {
     /// Releases the pages of a dead producer's memory that no importer has open, as far as this
     /// importer has them mapped writable.
     fn collect(&self, producer: &Arc<Producer>) {
-        let entries =
-            self.cache.entries(|entry| entry.key().producer.nonce == producer.nonce() && entry.value.file.is_some());
+        let entries = self
+            .cache
+            .entries(|entry| entry.key().producer.nonce == producer.nonce() && entry.value.file.is_some());
         if entries.is_empty() {
             return;
         }

@@ -26,8 +26,8 @@ use crate::cache::{Cache, CacheStatistics, LimitPolicy, Limits, Memo};
 use crate::handle::Handle;
 use crate::identity::ProducerId;
 use crate::transfer::Exchange;
-use mapping::OpenBlock;
 pub(crate) use dead::sweep_all;
+use mapping::OpenBlock;
 
 use dead::DeadProducers;
 use producer::Producer;

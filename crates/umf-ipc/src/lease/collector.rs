@@ -56,7 +56,9 @@ impl LeasedSlots {
             let word = *word;
             (0..64_u32).filter(move |bit| word >> bit & 1 != 0)
         };
-        (0..).zip(&self.bits).flat_map(move |(at, word): (u32, _)| bits_of(word).map(move |bit| at * 64 + bit))
+        (0..)
+            .zip(&self.bits)
+            .flat_map(move |(at, word): (u32, _)| bits_of(word).map(move |bit| at * 64 + bit))
     }
 }
 
@@ -129,9 +131,8 @@ impl<'t> Collector<'t> {
         // Tickets first: their sender's leases are counted until then.
         let cleared = tickets::clear_words(&self.table, shape, row);
         failpoint!("collect.tickets_cleared");
-        let cleared = cleared.and_then(|()| {
-            umf_os::file::punch_hole(&self.table, shape.row(row) + ROW_HEADER, shape.words())
-        });
+        let cleared = cleared
+            .and_then(|()| umf_os::file::punch_hole(&self.table, shape.row(row) + ROW_HEADER, shape.words()));
         if cleared.is_ok() {
             self.head.owner(row).importer.store(0, Ordering::Relaxed);
         }

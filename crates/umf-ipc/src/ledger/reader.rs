@@ -104,7 +104,9 @@ impl LedgerReader {
     /// Returns which processes may still use the producer's memory, apart from importers.
     pub(crate) fn survivors(&self) -> Survivors {
         match self.fd.get() {
-            Ok(fd) => Survivors::of(OfdLocks::of_file(fd), || self.header_words().flags.load(Ordering::SeqCst)),
+            Ok(fd) => {
+                Survivors::of(OfdLocks::of_file(fd), || self.header_words().flags.load(Ordering::SeqCst))
+            }
             Err(_) => Survivors::Unknown,
         }
     }

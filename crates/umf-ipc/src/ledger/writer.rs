@@ -127,7 +127,8 @@ impl LedgerWriter {
             statistics.write_fixed(&process_name(), umf_os::clock::boot());
         }
         let is_memory_locked = u32::from(ledger.memory_lock.is_some());
-        ledger.write_header(flags | u32::from(is_locked) * FLAG_LOCKED | is_memory_locked * FLAG_MEMORY_LOCKED);
+        ledger
+            .write_header(flags | u32::from(is_locked) * FLAG_LOCKED | is_memory_locked * FLAG_MEMORY_LOCKED);
         failpoint!("ledger.made");
         Ok(ledger)
     }

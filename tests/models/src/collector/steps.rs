@@ -116,7 +116,8 @@ impl Collection {
                 if has_moved && self.has(Rule::RescanIfCounted) {
                     let again = &mut after.collectors[at];
                     *again = Collector { height: again.height, is_rescan: true, ..Collector::default() };
-                    let first = if self.keeps_height(again) { Collecting::LoadEvents } else { self.first_load() };
+                    let first =
+                        if self.keeps_height(again) { Collecting::LoadEvents } else { self.first_load() };
                     done(after, first, "begins again, since events has changed");
                 } else if is_leased {
                     done(after, Collecting::Unlock, "keeps the memory");
