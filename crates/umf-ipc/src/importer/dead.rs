@@ -6,18 +6,16 @@
 //! therefore keep all memory that the producer had. `docs/leases.md` ("Memory of dead producers")
 //! has the protocol.
 
-use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-use hashbrown::HashMap;
-use umf_os::FileIdentity;
 use umf_sync::{Lock, failpoint, fork};
 
 use super::ImporterInner;
 use super::producer::Producer;
-use crate::lease::LeasedSlots;
-use crate::ledger::{LedgerReader, Survivors};
+use crate::handle::Handle;
+use crate::lease::KeptRanges;
+use crate::ledger::{SlotReader, Survivors};
 
 /// The producers of an importer that have ended, and of which it has mappings.
 #[derive(Debug, Default)]
@@ -37,6 +35,13 @@ impl DeadProducers {
         if !list.iter().any(|known| Arc::ptr_eq(known, &producer)) {
             list.push(producer);
         }
+    }
+
+    /// Returns the producer of a handle.
+    pub(super) fn find(&self, handle: &Handle) -> Option<Arc<Producer>> {
+        let list = self.list.lock();
+        let is_of = |it: &&Arc<Producer>| (it.nonce(), it.pid()) == (handle.nonce(), handle.pid());
+        list.iter().find(is_of).map(Arc::clone)
     }
 
     pub(super) fn fds(&self) -> u64 {
@@ -173,7 +178,8 @@ impl ImporterInner {
             }
         };
         failpoint!("collect.scanned");
-        let kept = KeptRanges::new(producer.ledger(), &leased);
+        let slots = leased.iter().filter_map(|slot| producer.ledger().slot(slot));
+        let kept = KeptRanges::of(slots.map(SlotReader::last_content));
         for entry in &entries {
             let Some(file) = entry.value.file else { continue };
             for range in kept.others(file.file, file.offset..file.offset + entry.value.imported.size as u64) {
@@ -184,101 +190,5 @@ impl ImporterInner {
                 failpoint!("collect.punched");
             }
         }
-    }
-}
-
-/// Ranges of a dead producer's files that are leased, in whole pages.
-#[derive(Debug)]
-pub(crate) struct KeptRanges {
-    /// Per file: disjoint ranges in ascending order.
-    by_file: HashMap<FileIdentity, Vec<Range<u64>>>,
-}
-
-impl KeptRanges {
-    /// Returns the ranges of the exports in these slots of a ledger. A leased export may be retired:
-    /// its slot keeps the description as long as the lease.
-    fn new(ledger: &LedgerReader, leased: &LeasedSlots) -> Self {
-        let slots = leased.iter().filter_map(|slot| ledger.slot(slot));
-        let contents = slots.map(|slot| slot.last_content());
-        Self::of(contents.map(|content| {
-            let begin = content.data_offset.saturating_add(content.offset);
-            let file = FileIdentity { device: content.device, inode: content.inode };
-            (file, begin..begin.saturating_add(content.length))
-        }))
-    }
-
-    /// Returns these ranges, rounded to whole pages.
-    pub(crate) fn of(ranges: impl Iterator<Item = (FileIdentity, Range<u64>)>) -> Self {
-        let page = rustix::param::page_size() as u64;
-        let mut by_file: HashMap<FileIdentity, Vec<Range<u64>>> = HashMap::new();
-        for (file, range) in ranges {
-            let end = range.end.checked_next_multiple_of(page).unwrap_or(u64::MAX);
-            by_file.entry(file).or_default().push(range.start / page * page..end);
-        }
-        for ranges in by_file.values_mut() {
-            ranges.sort_unstable_by_key(|range| range.start);
-            ranges.dedup_by(|next, last| {
-                let overlaps = next.start <= last.end;
-                if overlaps {
-                    last.end = last.end.max(next.end);
-                }
-                overlaps
-            });
-        }
-        Self { by_file }
-    }
-
-    /// Returns the parts of a range of a file that are in none of these ranges. `within` begins and
-    /// ends at pages.
-    pub(crate) fn others(&self, file: FileIdentity, within: Range<u64>) -> Vec<Range<u64>> {
-        let mut others = Vec::new();
-        let mut begin = within.start;
-        for kept in self.by_file.get(&file).map_or(&[][..], Vec::as_slice) {
-            let end = kept.start.min(within.end);
-            if begin < end {
-                others.push(begin..end);
-            }
-            begin = begin.max(kept.end);
-        }
-        if begin < within.end {
-            others.push(begin..within.end);
-        }
-        others
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    const FILE: FileIdentity = FileIdentity { device: 1, inode: 2 };
-
-    proptest! {
-        /// Each page is kept, or is in exactly one of the other ranges.
-        #[test]
-        fn kept_and_other_pages_are_complementary(
-            ranges in proptest::collection::vec((0_u64..1 << 20, 1_u64..1 << 17), 0..20),
-            (first, pages) in (0_u64..128, 1_u64..256),
-        ) {
-            let page = rustix::param::page_size() as u64;
-            let kept = KeptRanges::of(ranges.iter().map(|&(begin, size)| (FILE, begin..begin + size)));
-            let within = first * page..(first + pages) * page;
-            let others = kept.others(FILE, within.clone());
-            for start in (within.start..within.end).step_by(page as usize) {
-                let is_kept = ranges.iter().any(|&(begin, size)| begin < start + page && start < begin + size);
-                let found = others.iter().filter(|other| other.start <= start && start + page <= other.end);
-                prop_assert_eq!(found.count(), usize::from(!is_kept), "page at {}", start);
-            }
-            prop_assert!(others.iter().all(|it| within.start <= it.start && it.end <= within.end));
-            let other_file = FileIdentity { device: 1, inode: 3 };
-            prop_assert_eq!(kept.others(other_file, within.clone()), vec![within]);
-        }
-    }
-
-    #[test]
-    fn ranges_at_the_end_of_numbers_do_not_overflow() {
-        let kept = KeptRanges::of([(FILE, u64::MAX - 5..u64::MAX), (FILE, 0..u64::MAX)].into_iter());
-        assert!(kept.others(FILE, 0..1 << 40).is_empty());
     }
 }

@@ -276,6 +276,10 @@ impl ImporterInner {
         if let Some(producer) = self.producers.lock().get(&handle.producer()) {
             return Ok(Arc::clone(producer));
         }
+        // What is mapped of it can be opened, if it was sent with a ticket or is not collected.
+        if let Some(producer) = self.dead.find(handle) {
+            return Ok(producer);
+        }
         let found = Arc::new(Producer::connect(handle, &self.settings.exchange, self.settings.open_timeout)?);
         // Dropped without the lock.
         let mut disconnected = Vec::new();

@@ -26,6 +26,7 @@
 mod collector;
 mod deferred;
 mod export_table;
+mod kept_ranges;
 pub(crate) mod layout;
 mod rows;
 mod table;
@@ -33,6 +34,7 @@ mod tickets;
 
 pub(crate) use collector::{Collector, LeasedSlots};
 pub(crate) use export_table::{ExportTable, ExportedRange, RetireOutcome, drop_reclaimed};
+pub(crate) use kept_ranges::KeptRanges;
 pub(crate) use rows::{ImporterLeases, Lease, LeaseTableId, REOPENING};
 pub(crate) use table::{LeaseTable, Scan};
 

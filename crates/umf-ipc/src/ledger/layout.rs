@@ -303,6 +303,13 @@ pub struct Slot {
 impl Slot {
     pub(crate) const WORDS: usize = SLOT / WORD;
 
+    /// Returns the description of the slot's last export, from its words.
+    pub(crate) fn last_content(words: &[u64]) -> SlotContent {
+        const CONTENT_AT: usize = offset_of!(SlotWords, content) / WORD;
+        let content = words.get(CONTENT_AT..).and_then(<[u64]>::first_chunk).copied();
+        SlotContent::from_words(content.unwrap_or_default())
+    }
+
     /// Parses a slot from three successive reads of its words.
     pub(crate) fn parse(number: u32, before: &[u64], words: &[u64], after: &[u64]) -> Option<Self> {
         const CONTENT_AT: usize = offset_of!(SlotWords, content) / WORD;

@@ -126,9 +126,9 @@ impl LedgerWriter {
         if let Some(statistics) = ledger.statistics() {
             statistics.write_fixed(&process_name(), umf_os::clock::boot());
         }
-        let is_memory_locked = u32::from(ledger.memory_lock.is_some());
-        ledger
-            .write_header(flags | u32::from(is_locked) * FLAG_LOCKED | is_memory_locked * FLAG_MEMORY_LOCKED);
+        let is_memory_locked = ledger.memory_lock.is_some();
+        let set = |is_set, flag| if is_set { flag } else { 0 };
+        ledger.write_header(flags | set(is_locked, FLAG_LOCKED) | set(is_memory_locked, FLAG_MEMORY_LOCKED));
         failpoint!("ledger.made");
         Ok(ledger)
     }
