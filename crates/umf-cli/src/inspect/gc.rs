@@ -173,8 +173,8 @@ impl Tally {
             );
         }
         out.push_str(
-            "(Checked: named shared memory, and memory of killed producers that importers keep. The kernel frees \
-             ledgers and sockets with the last process that uses them.)\n",
+            "(Checked: named shared memory, and memory of killed producers. The kernel frees unnamed memory, ledgers and \
+             sockets with the last process that uses them.)\n",
         );
     }
 }
