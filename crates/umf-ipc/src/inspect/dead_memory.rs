@@ -50,7 +50,7 @@ struct MappedFile {
 #[non_exhaustive]
 pub enum KeptReason {
     /// A process may use it without a lease.
-    #[error("{}", survivors_text(*.0))]
+    #[error("a process may use it without a lease: {0}")]
     Survivors(Survivors),
     /// This process may not open the mappings of others.
     #[error(
@@ -72,24 +72,6 @@ pub enum KeptReason {
     /// A system call failed.
     #[error("{0} failed: {1}")]
     System(&'static str, Errno),
-}
-
-fn survivors_text(survivors: Survivors) -> &'static str {
-    match survivors {
-        Survivors::None => "no process uses it",
-        Survivors::Producer => "its producer runs",
-        Survivors::Child => "a forked child of the producer has it: end that process",
-        Survivors::DroppedExporter => {
-            "the producer dropped its exporter first, and may still use it: end the processes that have it mapped"
-        }
-        Survivors::SeveralExporters => {
-            "the producer had several exporters, so that other leases may count: end the processes that have it mapped"
-        }
-        Survivors::Unknown => {
-            "the producer could not take the locks that tell whether it is used (no /proc there): end the processes \
-             that have it mapped"
-        }
-    }
 }
 
 impl Search {

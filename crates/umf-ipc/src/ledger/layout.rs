@@ -3,6 +3,7 @@
 //! Another process wrote the file. [`ParsedHeader::parse`] checks the numbers that determine
 //! offsets. All others may have any value.
 
+use core::fmt;
 use core::mem::offset_of;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -90,6 +91,27 @@ pub enum Survivors {
     SeveralExporters,
     /// The producer could not take the locks that tell.
     Unknown,
+}
+
+impl fmt::Display for Survivors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::None => "its producer and all children have ended",
+            Self::Producer => "its producer runs",
+            Self::Child => "a forked child of the producer has it; end that process",
+            Self::DroppedExporter => {
+                "the producer dropped its exporter, and may run; end the processes that have the memory mapped"
+            }
+            Self::SeveralExporters => {
+                "the producer had several exporters, each with its own leases; end the processes that have the memory \
+                 mapped"
+            }
+            Self::Unknown => {
+                "the producer could not lock its ledger (no /proc, or a sandbox); end the processes that have the \
+                 memory mapped"
+            }
+        })
+    }
 }
 
 impl Survivors {

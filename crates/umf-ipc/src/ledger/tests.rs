@@ -194,7 +194,7 @@ fn ledger_tells_which_processes_may_use_the_memory() {
     assert_eq!(of(killed), Survivors::None);
     assert_eq!(of(FLAG_LOCKED), Survivors::Unknown);
     assert_eq!(of(0), Survivors::Unknown);
-    assert_eq!(of(killed | crate::ledger::layout::FLAG_NOT_ALONE), Survivors::SeveralExporters);
+    assert_eq!(of(killed | layout::FLAG_NOT_ALONE), Survivors::SeveralExporters);
     let identity = umf_os::file::identity(&fd).unwrap();
     let child = ReopenedFile::of(fd.as_fd(), identity).unwrap();
     assert!(child.locks().try_write_lock(MEMORY_BYTE).unwrap());

@@ -3,7 +3,7 @@ use super::*;
 /// Collects with a header mapping of its own, as `umf gc` does. Returns the leased slots.
 fn leased_slots(table: &LeaseTable) -> Vec<u32> {
     let shape = TableShape { slots: SLOTS, rows: table.rows() };
-    let head = super::super::layout::HeaderMapping::new(fd(table), shape).unwrap();
+    let head = layout::HeaderMapping::new(fd(table), shape).unwrap();
     let identity = umf_os::file::identity(fd(table)).unwrap();
     let file = fd(table);
     let collector = Collector::begin(file.as_fd(), identity, &head).unwrap().unwrap();
@@ -68,7 +68,7 @@ fn corrupt_rows_make_no_collector_fail() {
     for number in (0..shape.rows).filter(|&number| number != own) {
         rustix::io::pwrite(fd(&table), &row, shape.row(number)).unwrap();
     }
-    let height = core::mem::offset_of!(super::super::layout::TableHeader, height) as u64;
+    let height = core::mem::offset_of!(layout::TableHeader, height) as u64;
     rustix::io::pwrite(fd(&table), &u32::MAX.to_le_bytes(), height).unwrap();
     // Nothing else owns the rows, so that they count nothing.
     assert_eq!(leased_slots(&table), [9]);
