@@ -265,7 +265,7 @@ fn dead_word_of_a_living_producer_is_not_believed() {
     importer.ok(&format!("open {} -> m", producer.small[0]));
     let leases = std::fs::read_dir(format!("/proc/{}/fd", producer.actor.pid())).unwrap();
     let leases: Vec<_> = leases.map(|entry| entry.unwrap().path()).collect();
-    let is_table = |path: &&std::path::PathBuf| {
+    let is_table = |path: &&PathBuf| {
         std::fs::read_link(path).is_ok_and(|link| link.to_str().unwrap().starts_with("/memfd:umf-leases"))
     };
     let table = leases.iter().find(is_table).unwrap();
@@ -357,10 +357,10 @@ fn producer_that_restarts_under_a_limit_is_not_killed_for_memory() {
         if let Err(error) = group.add(&producer) {
             return machine::skip(TEST, &format!("cannot move a process into a control group: {error}"));
         }
-        producer.ok("pool p shared");
+        // Its pages are there without being written.
+        producer.ok("pool p at-once");
         for part in 0..64 {
             producer.ok(&format!("alloc p {MIB} -> p.large{part}"));
-            producer.ok(&format!("fill p.large{part} {part}"));
         }
         producer.ok("alloc p 4096 -> p.small");
         producer.ok(&format!("fill p.small {life}"));
