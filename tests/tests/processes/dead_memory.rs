@@ -300,11 +300,12 @@ impl Group {
             ("/sys/fs/cgroup", "memory.max"),
             ("/sys/fs/cgroup/unified", "memory.max"),
         ] {
-            let group = Self(PathBuf::from(root).join(&name));
-            if let Err(error) = std::fs::create_dir(&group.0) {
+            let folder = PathBuf::from(root).join(&name);
+            if let Err(error) = std::fs::create_dir(&folder) {
                 reason = format!("cannot make a control group in {root}: {error}");
                 continue;
             }
+            let group = Self(folder);
             match std::fs::write(group.0.join(file), limit.to_string()) {
                 Ok(()) => return Ok(group),
                 Err(error) => reason = format!("cannot limit memory in {root}: {file}: {error}"),
