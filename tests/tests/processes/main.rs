@@ -13,6 +13,7 @@ mod dead_memory;
 mod defects;
 mod defects_hostile;
 mod defects_memory;
+mod directory;
 mod dma_buf;
 mod domain;
 mod domain_kills;
