@@ -17,6 +17,7 @@
 #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
 
 mod campaign;
+mod collect;
 mod domains;
 mod links;
 mod plan;
@@ -86,6 +87,11 @@ fn kill_at_each_domain_failpoint_leaves_domain_consistent() {
 #[test]
 fn kill_at_each_link_failpoint_reports_error_to_peer() {
     kill_at_each_failpoint(links::run);
+}
+
+#[test]
+fn kill_at_each_collection_failpoint_keeps_what_is_open() {
+    kill_at_each_failpoint(collect::run);
 }
 
 #[test]

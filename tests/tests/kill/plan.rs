@@ -7,11 +7,15 @@ use umf_sync::failpoint;
 use super::Failpoint;
 use umf_tests::{Rng, machine};
 
-/// Returns the failpoints of this campaign. Domains, links and tickets have their own campaigns.
+/// Returns the failpoints of this campaign. Domains, links, tickets and the memory of dead
+/// producers have their own campaigns.
 pub(crate) fn failpoints() -> &'static [Failpoint] {
     static FAILPOINTS: LazyLock<Vec<Failpoint>> = LazyLock::new(|| {
         let is_of_others = |failpoint: Failpoint| {
-            is_of_domains(failpoint) || is_of_links(failpoint) || is_of_tickets(failpoint)
+            is_of_domains(failpoint)
+                || is_of_links(failpoint)
+                || is_of_tickets(failpoint)
+                || is_of_collection(failpoint)
         };
         let is_reachable =
             |failpoint: Failpoint| !uses_dma_bufs() || !is_unreachable_with_dma_bufs(failpoint);
@@ -78,6 +82,11 @@ pub(crate) fn is_of_links(failpoint: Failpoint) -> bool {
 /// Returns whether a failpoint is of handles in transit.
 pub(crate) fn is_of_tickets(failpoint: Failpoint) -> bool {
     failpoint.starts_with("ticket.")
+}
+
+/// Returns whether a failpoint is of the collection of a dead producer's memory.
+pub(crate) fn is_of_collection(failpoint: Failpoint) -> bool {
+    failpoint.starts_with("collect.")
 }
 
 /// Returns the failpoint to delay so that a process can reach `failpoint`, which needs a race.
