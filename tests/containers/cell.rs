@@ -198,13 +198,14 @@ impl Cell {
     /// Returns a cell for each cause of a refusal and each mode, by each tool.
     pub(crate) fn chosen() -> Vec<Self> {
         let is_chosen = |cell: &Self| {
-            // What concerns the namespaces is shown without a filter by one tool, and with it by the
-            // other.
+            // What concerns the namespaces is shown without a filter by one tool, and with it by
+            // the other.
             let docker = (cell.tool == Tool::Crun) == cell.is_filtered;
             let isolated = !cell.shares_pids && !cell.shares_network;
             let plain = cell.memory == Memory::Memfd;
             match (cell.place, cell.users) {
-                // A directory without anything else in common: all users, filters and kinds of memory.
+                // A directory without anything else in common: all users, filters and kinds of
+                // memory.
                 (Place::Siblings, _) if isolated && cell.directory != Directory::None => true,
                 // Users, in common namespaces and in others.
                 (Place::Siblings, _) => {

@@ -1,5 +1,5 @@
-//! What is tried in a cell: an open, the lease of a freed block, stale handles, and processes that are
-//! killed.
+//! What is tried in a cell: an open, the lease of a freed block, stale handles, and processes that
+//! are killed.
 
 use std::path::PathBuf;
 
@@ -113,7 +113,8 @@ impl Pair {
         self.containers[self.importer.container].ask(self.importer.name, command)
     }
 
-    /// Allocates a block in the pool `p`, fills it with the content of `seed`, and returns its handle.
+    /// Allocates a block in the pool `p`, fills it with the content of `seed`, and returns its
+    /// handle.
     fn block(&mut self, name: &str, seed: u32) -> Result<String, Failure> {
         self.produce(&format!("alloc p 4096 -> p.{name}"))?;
         self.produce(&format!("fill p.{name} {seed}"))?;

@@ -1,5 +1,5 @@
-//! Containers of bubblewrap and crun, and the host in their place: each runs a [`keeper`](crate::keeper)
-//! with actors.
+//! Containers of bubblewrap and crun, and the host in their place: each runs a
+//! [`keeper`](crate::keeper) with actors.
 
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Write};
@@ -132,8 +132,8 @@ impl Workshop {
         Ok(path)
     }
 
-    /// Returns whether this process is the machine's root, which has users to give away. The root of
-    /// a user namespace with one user has not.
+    /// Returns whether this process is the machine's root, which has users to give away. The root
+    /// of a user namespace with one user has not.
     pub(crate) fn is_root(&self) -> bool {
         let uid_map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
         umf_tests::machine::is_root() && uid_map.split_ascii_whitespace().nth(2) != Some("1")
@@ -253,7 +253,8 @@ impl Workshop {
         }
         let configuration = self.configuration(plan);
         fs::write(bundle.join("config.json"), configuration.to_string())?;
-        // crun refuses a hierarchy of version 2 beside others: it gets a mount namespace without that.
+        // crun refuses a hierarchy of version 2 beside others: it gets a mount namespace without
+        // that.
         let mut command = Command::new("unshare");
         command.args(["--mount", "sh", "-c", r#"umount /sys/fs/cgroup/unified 2>/dev/null; exec "$0" "$@""#]);
         command.args(["crun", "--cgroup-manager=disabled", "--root"]).arg(bundle.join("state"));

@@ -1,6 +1,6 @@
-//! The container matrix: a handle travels between containers of bubblewrap and crun, and each open must
-//! work by the expected exchange mode or be refused for the expected cause. `tests/containers/run` runs
-//! it, and `docs/testing.md` describes it.
+//! The container matrix: a handle travels between containers of bubblewrap and crun, and each open
+//! must work by the expected exchange mode or be refused for the expected cause.
+//! `tests/containers/run` runs it, and `docs/testing.md` describes it.
 //!
 //! | module | content |
 //! |---|---|

@@ -1,5 +1,6 @@
 //! Four processes in four containers that have nothing in common but a directory, which has another
-//! path in each. Each process shares memory with each other one; one of them is killed and replaced.
+//! path in each. Each process shares memory with each other one; one of them is killed and
+//! replaced.
 
 use std::path::Path;
 
@@ -18,6 +19,12 @@ enum Users {
     One,
     /// Each container has a user namespace with a user of its own.
     Each,
+}
+
+/// Handles of the blocks of a rank.
+struct Handles {
+    freed: String,
+    kept: String,
 }
 
 /// The ranks, by number.
@@ -46,17 +53,16 @@ impl Ranks {
     }
 
     /// Starts the process of a rank, with blocks `p.freed` and `apart.kept` that hold its number.
-    fn start(&mut self, rank: usize) -> Result<[String; 2], String> {
+    fn start(&mut self, rank: usize) -> Result<Handles, String> {
         self.containers[rank].start("rank", None).map_err(|failure: Failure| failure.to_string())?;
         self.ask(rank, "pool p shared")?;
         self.ask(rank, "pool apart isolated")?;
-        let mut handles = [("p", "freed"), ("apart", "kept")].map(|(pool, name)| {
+        let mut block = |pool: &str, name: &str| {
             self.ask(rank, &format!("alloc {pool} 4096 -> {pool}.{name}"))?;
             self.ask(rank, &format!("fill {pool}.{name} {rank}"))?;
             self.ask(rank, &format!("handle {pool}.{name}"))
-        });
-        let [freed, kept] = &mut handles;
-        Ok([std::mem::replace(freed, Ok(String::new()))?, std::mem::replace(kept, Ok(String::new()))?])
+        };
+        Ok(Handles { freed: block("p", "freed")?, kept: block("apart", "kept")? })
     }
 
     /// Opens `handle` of `owner` in each other rank, under the owner's name with this letter.
@@ -134,12 +140,9 @@ fn plan(workshop: &Workshop, users: Users, directory: &Path, rank: usize) -> Pla
 }
 
 fn share(ranks: &mut Ranks, directory: &Path) -> Result<(), String> {
-    let mut handles = Vec::new();
-    for rank in 0..COUNT {
-        handles.push(ranks.start(rank)?);
-    }
-    for owner in 0..COUNT {
-        ranks.open_elsewhere(owner, 'f', &handles[owner][0])?;
+    let mut handles = (0..COUNT).map(|rank| ranks.start(rank)).collect::<Result<Vec<_>, _>>()?;
+    for (owner, handles) in handles.iter().enumerate() {
+        ranks.open_elsewhere(owner, 'f', &handles.freed)?;
     }
     for rank in 0..COUNT {
         let found = mode(&ranks.containers[rank]);
@@ -148,13 +151,13 @@ fn share(ranks: &mut Ranks, directory: &Path) -> Result<(), String> {
         }
     }
     // Freed blocks keep their content for the processes that have them open.
-    for owner in 0..COUNT {
+    for (owner, handles) in handles.iter().enumerate() {
         ranks.ask(owner, "free p p.freed")?;
         ranks.ask(owner, "alloc p 4096 -> p.next")?;
         ranks.ask(owner, "fill p.next 99")?;
         for rank in others(owner) {
             ranks.check(rank, &format!("f{owner}"), owner)?;
-            ranks.fails(rank, &format!("open {} -> again", handles[owner][0]), "Stale")?;
+            ranks.fails(rank, &format!("open {} -> again", handles.freed), "Stale")?;
         }
     }
     // The last rank is killed: its memory stays readable, and its leases end.
@@ -162,7 +165,7 @@ fn share(ranks: &mut Ranks, directory: &Path) -> Result<(), String> {
     ranks.containers[last].kill("rank").map_err(|failure| failure.to_string())?;
     for rank in others(last) {
         ranks.check(rank, &format!("f{last}"), last)?;
-        ranks.fails(rank, &format!("open {} -> kept", handles[last][1]), "ProducerGone")?;
+        ranks.fails(rank, &format!("open {} -> kept", handles[last].kept), "ProducerGone")?;
         for owner in others(rank) {
             ranks.ask(rank, &format!("close f{owner}"))?;
         }
@@ -175,8 +178,8 @@ fn share(ranks: &mut Ranks, directory: &Path) -> Result<(), String> {
     }
     // Another process takes its place, and removes what the killed one has left in the directory.
     handles[last] = ranks.start(last)?;
-    for owner in 0..COUNT {
-        ranks.open_elsewhere(owner, 'k', &handles[owner][1])?;
+    for (owner, handles) in handles.iter().enumerate() {
+        ranks.open_elsewhere(owner, 'k', &handles.kept)?;
     }
     let names = std::fs::read_dir(directory).map_err(|error| error.to_string())?;
     let names: Vec<String> =

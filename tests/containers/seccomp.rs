@@ -1,21 +1,21 @@
 //! Docker's default seccomp profile, as facts: the system calls that it refuses to a container with
 //! Docker's default capabilities.
 //!
-//! The facts are those of `moby/profiles/seccomp` v0.2.3 (Docker 29, May 2026). The profile is a list
+//! The facts are those of `moby/profiles/seccomp` v0.2.3 (May 2026). The profile is a list
 //! of allowed calls, and everything else fails with `EPERM`. This module has the complement over
 //! the calls that Linux defines up to [`LAST`], which is as exact and a sixth of the length. Calls
 //! beyond it fail with `ENOSYS`, as runc arranges for calls that are newer than the profile.
 //!
-//! Capabilities change the list. The profile allows `pidfd_getfd`, `kcmp` and `process_madvise` with
-//! `CAP_SYS_PTRACE`, and `mbind`, `set_mempolicy`, `get_mempolicy` and `set_mempolicy_home_node` with
-//! `CAP_SYS_NICE`. It never allows `userfaultfd`, `io_uring_*`, `move_pages`, `migrate_pages` and the
-//! calls of keys. It always allows `ptrace` and `process_vm_*` (since Linux 4.8), `pidfd_open`,
-//! `memfd_create` and `memfd_secret`.
+//! Capabilities change the list. The profile allows `pidfd_getfd`, `kcmp` and `process_madvise`
+//! with `CAP_SYS_PTRACE`, and `mbind`, `set_mempolicy`, `get_mempolicy` and
+//! `set_mempolicy_home_node` with `CAP_SYS_NICE`. It never allows `userfaultfd`, `io_uring_*`,
+//! `move_pages`, `migrate_pages` and the calls of keys. It always allows `ptrace` and
+//! `process_vm_*` (since Linux 4.8), `pidfd_open`, `memfd_create` and `memfd_secret`.
 //!
-//! Podman's profile (`containers/common`, 2024) allows `pidfd_getfd`, refuses `kcmp` and the calls of
-//! NUMA in the same way, and answers `ENOSYS` to calls that it does not know. Kubernetes applies the
-//! profile of its runtime only with `seccompProfile.type: RuntimeDefault`. That of containerd has
-//! never allowed `pidfd_getfd` without `CAP_SYS_PTRACE`.
+//! Podman's profile (`containers/common`, 2024) allows `pidfd_getfd`, refuses `kcmp` and the calls
+//! of NUMA in the same way, and answers `ENOSYS` to calls that it does not know. Kubernetes applies
+//! the profile of its runtime only with `seccompProfile.type: RuntimeDefault`. That of containerd
+//! has never allowed `pidfd_getfd` without `CAP_SYS_PTRACE`.
 
 use std::collections::BTreeMap;
 
@@ -93,8 +93,8 @@ fn bits(flag: i32) -> u64 {
 }
 
 /// Returns the profile as two BPF programs in the form of `struct sock_filter`: what fails with
-/// `EPERM`, and what fails with `ENOSYS`. A process installs both. A program of another ABI (x32, 32
-/// bits) is killed, where Docker applies the same list to it.
+/// `EPERM`, and what fails with `ENOSYS`. A process installs both. A program of another ABI (x32,
+/// 32 bits) is killed, where Docker applies the same list to it.
 pub(crate) fn programs() -> [Vec<u8>; 2] {
     let mut rules: BTreeMap<i64, Vec<SeccompRule>> =
         refused().into_iter().map(|(_, number)| (number, Vec::new())).collect();
@@ -121,8 +121,8 @@ pub(crate) fn programs() -> [Vec<u8>; 2] {
     })
 }
 
-/// Returns the profile as `linux.seccomp` of an OCI configuration. It has no rule for `personality`:
-/// libseccomp has no "none of these values" for one argument.
+/// Returns the profile as `linux.seccomp` of an OCI configuration. It has no rule for
+/// `personality`: libseccomp has no "none of these values" for one argument.
 pub(crate) fn oci() -> Value {
     let names: Vec<&str> = refused().into_iter().map(|(name, _)| name).collect();
     let mut calls = vec![
