@@ -9,7 +9,8 @@ use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use umf_ipc::fd_socket::{Deadline, Request, Server};
+use umf_ipc::Allow;
+use umf_ipc::fd_socket::{Deadline, Listeners, Request, Server, ServerRule};
 use umf_sync::{failpoint, fork};
 
 use crate::object::{Registrations, ServedFds};
@@ -54,7 +55,9 @@ impl Participant {
                 let registrations = Arc::new(Registrations::default());
                 let served =
                     ServedFds { table: table.shared_file(), registrations: Arc::downgrade(&registrations) };
-                let server = Server::serve(listener, PROTOCOL, Arc::new(served))?;
+                let rule = ServerRule { nonce: PROTOCOL, allow: Allow::SameUser, key: None };
+                let listeners = Listeners::default().with_abstract(listener);
+                let server = Server::serve(listeners, rule, Arc::new(served))?;
                 failpoint!("domain.served");
                 tracing::debug!(domain = name.as_str(), id, "joined");
                 return Ok(Arc::new(Self {

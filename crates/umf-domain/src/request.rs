@@ -106,10 +106,8 @@ pub(crate) fn request_fd<T>(
                     None => misbehaved = Some("it sent another file than the requested one"),
                 },
                 Ok(Answer::Stale(_)) => {}
-                Ok(Answer::NotPermitted | Answer::OtherUser | Answer::UnmappedUser) => {
-                    misbehaved = Some("it refused its own user")
-                }
                 Ok(Answer::Misbehaved(what)) => misbehaved = Some(what),
+                Ok(_) => misbehaved = Some("it refused its own user"),
                 Err(Errno::TIMEDOUT) => pending.push(connection),
                 Err(errno @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => {
                     return Err(Error::system("receiving an fd")(errno));

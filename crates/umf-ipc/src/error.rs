@@ -18,6 +18,15 @@ pub enum Error {
     /// The bytes are not a handle.
     #[error(transparent)]
     Decode(#[from] DecodeError),
+    /// The directory of sockets (`ipc.directory`) is unsuitable, or an operation in it failed.
+    #[error(transparent)]
+    Directory(#[from] umf_os::rendezvous::DirectoryError),
+    /// The exchange order names `directory`, and no directory is set.
+    #[error(
+        "cannot export: the exchange order names \"directory\", and no directory is set; set UMF_IPC_DIR (ipc.directory) to a \
+         directory that importers have too, or leave it out of UMF_IPC_EXCHANGE"
+    )]
+    NoDirectory,
     /// The handle was made before the machine was booted, or on another machine.
     #[error(
         "cannot open the handle: it comes from another boot or another machine, and names memory of that boot only; \

@@ -40,19 +40,24 @@ pub mod transit;
 /// Sockets that serve descriptors to processes of the same user: the exporter's, and those of other
 /// crates that serve descriptors in the same way.
 ///
-/// A server's socket is abstract and named by a [`Nonce`]. A client sends one
-/// [`Request`](fd_socket::Request) and gets one [`Answer`](fd_socket::Answer), with or without a
-/// descriptor. Each process checks the user of the other.
+/// A server's sockets are abstract, or in a directory ([`umf_os::rendezvous`]), and named by a
+/// [`Nonce`]. A client sends one [`Request`](fd_socket::Request) and gets one
+/// [`Answer`](fd_socket::Answer), with or without a descriptor. Each process checks the user of the
+/// other, or that it has the same [`Key`](fd_socket::Key).
 pub mod fd_socket {
-    pub use crate::transfer::socket::Request;
-    pub use crate::transfer::socket::client::{Answer, Deadline, receive};
-    pub use crate::transfer::socket::server::{FdSource, OutgoingFd, Server, SharedFd};
+    pub use crate::transfer::socket::client::{Answer, Deadline, authenticate, connect_in, receive};
+    pub use crate::transfer::socket::proof::{ClientProof, Key, ProofStep, ServerProof};
+    pub use crate::transfer::socket::server::{
+        FdSource, Listeners, OutgoingFd, Server, ServerRule, SharedFd,
+    };
+    pub use crate::transfer::socket::{DIRECTORY_FAMILY, Request, directory_prefix};
 }
 
 /// Entry point of fuzz targets: the decoders of requests and replies.
 #[cfg(fuzzing)]
 pub mod fuzz {
     pub use crate::transfer::socket::fuzz as packets;
+    pub use crate::transfer::socket::proof::fuzz as proofs;
 }
 
 /// Identities of processes and of the boot, for crates that share memory in other ways.
@@ -67,6 +72,7 @@ pub use handle::{DecodeError, Handle, SIZE as HANDLE_SIZE};
 pub use identity::{BootId, Nonce};
 pub use importer::{Access, Importer, ImporterBuilder, ImporterSettings, Mapping};
 pub use transfer::{Exchange, Mode};
+pub use umf_os::socket::Allow;
 
 /// Called at the end of each `umf_runtime::deferred::poll`.
 fn after_poll() {

@@ -5,8 +5,48 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use rustix::io::Errno;
 use rustix::process::Pid;
 
-use crate::SystemResult as Result;
+use crate::SystemResult;
 use crate::process::effective_uid;
+
+umf_core::words! {
+    /// Which processes may be the peer of a socket. Each rule permits processes of the same user, and
+    /// of root.
+    #[derive(Default)]
+    pub enum Allow {
+        /// No others.
+        #[default]
+        SameUser = "same-user",
+        /// Also processes that have this process's effective group among theirs.
+        Group = "group",
+        /// Also processes that have the handle: they prove its key.
+        Handle = "handle",
+    }
+}
+
+impl Allow {
+    /// Returns the mode of a socket file for this rule: the users that the rule permits can connect.
+    #[must_use]
+    pub const fn socket_mode(self) -> u32 {
+        match self {
+            Self::SameUser => 0o600,
+            Self::Group => 0o660,
+            Self::Handle => 0o666,
+        }
+    }
+}
+
+/// Compares the user of a socket's peer with the user of this process and, if the rule permits it, its
+/// groups. [`Allow::Handle`] trusts a peer of another user only after a proof, which is not tested here.
+///
+/// # Errors
+/// Those of `getsockopt(2)`.
+pub fn peer_trust_by(rule: Allow, socket: BorrowedFd<'_>) -> SystemResult<PeerTrust> {
+    match peer_trust(socket)? {
+        PeerTrust::Trusted => Ok(PeerTrust::Trusted),
+        _ if rule == Allow::Group && is_peer_in_group(socket)? => Ok(PeerTrust::Trusted),
+        other => Ok(other),
+    }
+}
 
 /// Whether a process trusts the peer of a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,7 +64,7 @@ pub enum PeerTrust {
 ///
 /// # Errors
 /// Those of `getsockopt(2)`.
-pub fn peer_trust(socket: BorrowedFd<'_>) -> Result<PeerTrust> {
+pub fn peer_trust(socket: BorrowedFd<'_>) -> SystemResult<PeerTrust> {
     let uid = effective_uid();
     let (peer_uid, pid) = peer(socket)?;
     if peer_uid == 0 {
@@ -34,13 +74,53 @@ pub fn peer_trust(socket: BorrowedFd<'_>) -> Result<PeerTrust> {
         return Ok(PeerTrust::Other);
     }
     // All users without a mapping have the overflow uid (`user_namespaces(7)`).
-    if uid != overflow_uid() || is_every_uid_mapped() {
+    let overflow = overflow_id("/proc/sys/kernel/overflowuid");
+    if uid != overflow || is_every_id_mapped("/proc/self/uid_map") {
         return Ok(PeerTrust::Trusted);
     }
     // The kernel compares the users themselves: a process without capabilities may signal only
     // processes of the same user.
     let may_signal = Pid::from_raw(pid).is_some_and(|pid| rustix::process::test_kill_process(pid).is_ok());
     Ok(if may_signal { PeerTrust::Trusted } else { PeerTrust::Unmapped })
+}
+
+/// Returns whether the peer's effective group, or one of its other groups, is the effective group of
+/// this process (`SO_PEERCRED`, `SO_PEERGROUPS`, `unix(7)`). A group without a number in this user
+/// namespace is never the same.
+///
+/// # Errors
+/// Those of `getsockopt(2)`; before Linux 4.13 the other groups are unknown.
+pub fn is_peer_in_group(socket: BorrowedFd<'_>) -> SystemResult<bool> {
+    const SO_PEERGROUPS: libc::c_int = 59;
+    let gid = rustix::process::getegid().as_raw();
+    if gid == overflow_id("/proc/sys/kernel/overflowgid") && !is_every_id_mapped("/proc/self/gid_map") {
+        return Ok(false);
+    }
+    if credentials(socket)?.gid == gid {
+        return Ok(true);
+    }
+    // NGROUPS_MAX is 65536: the kernel reports the needed length if these are too few.
+    let mut groups = vec![0_u32; 64];
+    loop {
+        let mut length = libc::socklen_t::try_from(size_of_val(&*groups)).map_err(|_| Errno::INVAL)?;
+        // SAFETY: `groups` is valid for a write of `length` bytes, and so is `length`.
+        let result = unsafe {
+            libc::getsockopt(
+                socket.as_raw_fd(),
+                libc::SOL_SOCKET,
+                SO_PEERGROUPS,
+                groups.as_mut_ptr().cast(),
+                &raw mut length,
+            )
+        };
+        let count = length as usize / size_of::<u32>();
+        match if result == 0 { Ok(()) } else { Err(last_errno()) } {
+            Ok(()) => return Ok(groups.iter().take(count).any(|&group| group == gid)),
+            Err(Errno::RANGE) if count > groups.len() && count <= 1 << 16 => groups.resize(count, 0),
+            Err(Errno::NOPROTOOPT) => return Ok(false),
+            Err(errno) => return Err(errno),
+        }
+    }
 }
 
 /// Makes the kernel reject descriptors that peers send to a unix socket (`SO_PASSRIGHTS`, Linux
@@ -61,21 +141,22 @@ pub fn refuse_descriptors(socket: BorrowedFd<'_>) {
 ///
 /// # Errors
 /// Those of `ioctl(2)`.
-pub fn unread_bytes(socket: BorrowedFd<'_>) -> Result<usize> {
+pub fn unread_bytes(socket: BorrowedFd<'_>) -> SystemResult<usize> {
     let mut bytes: libc::c_int = 0;
     // SAFETY: `bytes` is valid for the write.
     let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
     if result == 0 { Ok(usize::try_from(bytes).unwrap_or(0)) } else { Err(last_errno()) }
 }
 
-fn overflow_uid() -> u32 {
-    let text = std::fs::read_to_string("/proc/sys/kernel/overflowuid");
+/// Returns the number that the kernel reports for an id without a mapping (`user_namespaces(7)`).
+fn overflow_id(path: &str) -> u32 {
+    let text = std::fs::read_to_string(path);
     text.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(65534)
 }
 
-/// Returns whether the uid map is that of the initial user namespace.
-fn is_every_uid_mapped() -> bool {
-    let map = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+/// Returns whether a map of ids is that of the initial user namespace.
+fn is_every_id_mapped(path: &str) -> bool {
+    let map = std::fs::read_to_string(path).unwrap_or_default();
     map.split_ascii_whitespace().eq(["0", "0", "4294967295"])
 }
 
@@ -85,7 +166,11 @@ fn is_every_uid_mapped() -> bool {
 ///
 /// # Errors
 /// Those of `getsockopt(2)`.
-pub fn peer(socket: BorrowedFd<'_>) -> Result<(u32, i32)> {
+pub fn peer(socket: BorrowedFd<'_>) -> SystemResult<(u32, i32)> {
+    credentials(socket).map(|credentials| (credentials.uid, credentials.pid))
+}
+
+fn credentials(socket: BorrowedFd<'_>) -> SystemResult<libc::ucred> {
     let mut credentials = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
     let mut length = size_of::<libc::ucred>() as libc::socklen_t;
     // SAFETY: `credentials` is valid for a write of `length` bytes, and so is `length`.
@@ -98,7 +183,7 @@ pub fn peer(socket: BorrowedFd<'_>) -> Result<(u32, i32)> {
             &raw mut length,
         )
     };
-    if result == 0 { Ok((credentials.uid, credentials.pid)) } else { Err(last_errno()) }
+    if result == 0 { Ok(credentials) } else { Err(last_errno()) }
 }
 
 /// Returns a pidfd of the peer that called `connect` or `listen`, in any pid namespace
@@ -107,7 +192,7 @@ pub fn peer(socket: BorrowedFd<'_>) -> Result<(u32, i32)> {
 /// # Errors
 /// Those of `getsockopt(2)`: `ENOPROTOOPT` before Linux 6.5, `ESRCH` (`EINVAL` before 6.16) if the
 /// process was reaped.
-pub fn so_peerpidfd(socket: BorrowedFd<'_>) -> Result<OwnedFd> {
+pub fn so_peerpidfd(socket: BorrowedFd<'_>) -> SystemResult<OwnedFd> {
     let mut number: RawFd = -1;
     let mut length = size_of::<RawFd>() as libc::socklen_t;
     // SAFETY: `number` is valid for a write of `length` bytes, and so is `length`.

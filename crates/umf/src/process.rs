@@ -136,12 +136,17 @@ fn create(loader: Loader) -> Result<Process> {
     }
     let ipc = &settings.ipc;
     let mut exporter = ExporterSettings::default();
+    let directory = ipc.directory_in_force();
     exporter.exchange = ipc.exchange.clone();
+    exporter.directory = directory.clone();
+    exporter.allow = ipc.allow;
     exporter.ptracer = ipc.ptracer;
     exporter.max_created_handles = ipc.max_created_handles;
     exporter.limit = ipc.limit;
     let mut importer = ImporterSettings::default();
     importer.exchange = ipc.exchange.clone();
+    importer.directory = directory;
+    importer.allow = ipc.allow;
     importer.max_opened_handles = ipc.max_opened_handles;
     importer.max_opened_bytes = ipc.max_opened_bytes;
     importer.limit = ipc.limit;

@@ -18,7 +18,7 @@ use umf_core::deferred::OnFree;
 #[doc(inline)]
 pub use umf_core::settings::ByteSize;
 use umf_core::settings::{Auto, Milliseconds, TRUSTED, Trusted, refused};
-use umf_ipc::{Exchange, LimitPolicy, Ptracer};
+use umf_ipc::{Allow, Exchange, LimitPolicy, Ptracer};
 #[cfg(feature = "link")]
 use umf_link::LinkSettings;
 use umf_runtime::checked::CheckSettings;
@@ -48,10 +48,18 @@ umf_core::settings! {
     /// The section `[ipc]`.
     #[non_exhaustive]
     pub struct Ipc {
-        /// How file descriptors are transferred: "auto", or "pidfd", "procfs", "socket", or several
-        /// of them in the order to try (["procfs", "pidfd"] or "procfs,pidfd"). No other method
-        /// than those named is tried.
+        /// How file descriptors are transferred: "auto", or "pidfd", "procfs", "socket",
+        /// "directory", or several of them in the order to try (["procfs", "pidfd"] or
+        /// "procfs,pidfd"). No other method than those named is tried.
         pub exchange: Exchange = Exchange::Auto;
+        /// A directory in which processes of several containers find each other's sockets: a volume
+        /// that all have mounted, at any path. "" is none. Also UMF_IPC_DIR; if neither is set,
+        /// NVIDIA_DRA_LOCAL_IPC_DIR. Refused in ./umf.toml.
+        pub directory: PathBuf as Trusted<PathBuf> = PathBuf::new();
+        /// Which other processes may exchange descriptors over a socket: "same-user", "group" (also
+        /// those that have this process's group), or "handle" (also those that prove the key of a
+        /// handle, for containers with users of their own). Refused in ./umf.toml.
+        pub allow: Allow as Trusted<Allow> = Allow::SameUser;
         /// Which process may ptrace this one, set with PR_SET_PTRACER: "none" makes no call, "any",
         /// or a process id. Refused in ./umf.toml.
         pub ptracer: Ptracer as Trusted<Ptracer> = Ptracer::None;
@@ -81,6 +89,30 @@ umf_core::settings! {
         /// is for processes that can neither open files through /proc nor connect to the exporter's
         /// socket, and that check is_current themselves.
         pub leases: Leases = Leases::On;
+    }
+}
+
+/// The directory that NVIDIA's driver of dynamic resource allocation mounts into all containers that
+/// share a device.
+const DRA_DIRECTORY: &str = "NVIDIA_DRA_LOCAL_IPC_DIR";
+
+impl Ipc {
+    /// Returns the directory of sockets: that of the settings, else that of `NVIDIA_DRA_LOCAL_IPC_DIR`.
+    ///
+    /// The latter was not set for umf. So it is used only if it is suitable, with a warning otherwise.
+    pub(crate) fn directory_in_force(&self) -> Option<PathBuf> {
+        if !self.directory.as_os_str().is_empty() {
+            return Some(self.directory.clone());
+        }
+        let path = umf_os::environment::variable(DRA_DIRECTORY).filter(|path| !path.is_empty())?;
+        let directory = umf_os::rendezvous::Directory::new(path);
+        match directory.check() {
+            Ok(()) => Some(directory.path().to_owned()),
+            Err(error) => {
+                tracing::warn!(%error, "the directory of {DRA_DIRECTORY} is not used");
+                None
+            }
+        }
     }
 }
 
@@ -385,6 +417,13 @@ pub fn schema() -> Schema {
         )
         .legacy(handle_limit("UMF_MAX_CREATED_IPC_HANDLES", created, &[("ipc.max_created_handles", "0")]))
         .legacy(handle_limit("UMF_MAX_OPENED_IPC_HANDLES", opened, &[("ipc.max_opened_handles", "0")]))
+        .legacy(LegacyVariable {
+            name: "UMF_IPC_DIR",
+            read: |text| Some(vec![("ipc.directory".to_owned(), text.to_owned())]),
+            fallback: &[],
+            effect: "it is ignored",
+            expected: "a path",
+        })
         .legacy(LegacyVariable {
             name: "UMF_LOG",
             read: umf_log,

@@ -13,10 +13,12 @@ use core::ops::Deref;
 use core::ptr::NonNull;
 use core::str::FromStr;
 use core::sync::atomic::{AtomicPtr, Ordering};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use umf_core::Freed;
 use umf_core::{Address, Provider, Region};
+use umf_os::socket::Allow;
 use umf_runtime::observer::{self, ExportObserver, Leases, ObserverGuard};
 use umf_sync::Lock;
 
@@ -230,7 +232,7 @@ impl Exporter {
         self.inner.current().map_or_else(CacheStatistics::default, ExporterState::statistics)
     }
 
-    /// Returns whether this process answers on a socket (the exchange mode `socket`).
+    /// Returns whether this process answers on a socket (the exchange modes `socket` and `directory`).
     #[must_use]
     pub fn is_served(&self) -> bool {
         self.inner.current().is_some_and(ExporterState::is_served)
@@ -434,6 +436,11 @@ pub struct ExporterSettings {
     /// The exchange modes for importers. They determine whether the socket is started. Default:
     /// auto.
     pub exchange: Exchange,
+    /// The directory in which the process answers on a socket, for importers in other containers.
+    /// Default: none. `UMF_IPC_DIR`.
+    pub directory: Option<PathBuf>,
+    /// Which importers the sockets answer. Default: those of the same user.
+    pub allow: Allow,
     /// `PR_SET_PTRACER` at the first export. Default: none.
     pub ptracer: Ptracer,
     /// The most native exports (one per region) in the cache. Without a limit (0), half of
@@ -451,6 +458,8 @@ impl Default for ExporterSettings {
     fn default() -> Self {
         Self {
             exchange: Exchange::Auto,
+            directory: None,
+            allow: Allow::SameUser,
             ptracer: Ptracer::None,
             max_created_handles: 0,
             limit: LimitPolicy::Soft,

@@ -19,14 +19,18 @@ use super::region_export::{BlockExport, Blocks, NativeGuard, PendingUnexports, R
 use super::{Export, ExportTarget, ExporterSettings};
 use crate::cache::{Cache, CacheStatistics, Entry, Limits, Memo, MemoEntry, MemoValue, Pin, Pinned};
 use crate::handle::{
-    FLAG_ISOLATED, FLAG_PROCFS, FLAG_READ_ONLY, FLAG_REGION, FLAG_SOCKET, Fields, Handle, SIZE as HANDLE_SIZE,
+    FLAG_DIRECTORY, FLAG_ISOLATED, FLAG_PROCFS, FLAG_READ_ONLY, FLAG_REGION, FLAG_SOCKET, Fields, Handle,
+    SIZE as HANDLE_SIZE,
 };
 use crate::identity::Nonce;
 use crate::lease::{ExportTable, ExportedRange, RetireOutcome};
 use crate::ledger::{PublishedCounters, RetireReason, SlotContent};
-use crate::transfer::socket::server::Server;
+use crate::transfer::socket::proof::Key;
+use crate::transfer::socket::server::{Listeners, Server, ServerRule};
 use crate::transfer::{Exchange, Mode, yama_scope};
 use crate::{Error, Result};
+use umf_os::rendezvous::Directory;
+use umf_os::socket::Allow;
 
 type RegionEntry = Entry<u64, RegionExport>;
 
@@ -57,21 +61,27 @@ pub(crate) struct ExporterState {
     pending_unexports: Arc<PendingUnexports>,
     memo: Memo<MemoizedExport>,
     server: Lock<Option<Server>>,
-    /// Whether importers may use the socket.
-    served: bool,
+    sockets: Sockets,
     /// The most native exports without a set limit, for providers that hold a descriptor for each.
     fd_limit: u64,
     settings: ExporterSettings,
-    /// A secret of 128 bits, which only handles contain.
-    key: [u8; 16],
+    /// A secret, which only handles contain.
+    key: Key,
+}
+
+/// Which sockets of an exporter importers may use.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sockets {
+    pub(super) is_abstract: bool,
+    pub(super) is_in_directory: bool,
 }
 
 impl ExporterState {
     /// Creates the state. `procfs` is whether the memory of the first export can be opened through
     /// `/proc`.
     pub(super) fn new(settings: &ExporterSettings, procfs: bool) -> Result<Arc<Self>> {
-        let served = wants_socket(&settings.exchange, procfs);
-        let exports = ExportTable::new(settings.slots, served)?;
+        let sockets = Sockets::of(settings, procfs)?;
+        let exports = ExportTable::new(settings.slots, sockets.is_abstract || sockets.is_in_directory)?;
         let set = match settings.ptracer {
             super::Ptracer::None => Ok(()),
             super::Ptracer::Any => umf_os::process::set_ptracer(None),
@@ -91,7 +101,15 @@ impl ExporterState {
             what: "exported regions",
             setting: "UMF_MAX_CREATED_IPC_HANDLES",
         };
-        let listener = if served { Some(Server::bind(exports.ledger.nonce())?) } else { None };
+        let nonce = exports.ledger.nonce();
+        let mut listeners = Listeners::default();
+        if sockets.is_abstract {
+            listeners.bind_abstract(nonce)?;
+        }
+        if let Some(directory) = settings.directory.as_ref().filter(|_| sockets.is_in_directory) {
+            listeners.bind_in(&Directory::new(directory), nonce, settings.allow)?;
+        }
+        let key = umf_os::process::random().map_err(|errno| Error::system("getrandom", errno))?;
         let state = Arc::new(Self {
             generation: fork::generation(),
             exports,
@@ -99,16 +117,17 @@ impl ExporterState {
             pending_unexports: Arc::default(),
             memo: Memo::new(),
             server: Lock::new(None),
-            served,
+            sockets,
             fd_limit: umf_os::process::descriptor_limit() / 2,
             settings: settings.clone(),
-            key: umf_os::process::random().map_err(|errno| Error::system("getrandom", errno))?,
+            key: Key::new(key),
         });
-        if let Some(listener) = listener {
-            let source = descriptors::ExporterFdSource::new(&state);
-            *state.server.lock() = Some(Server::serve(listener, state.nonce(), Arc::new(source))?);
+        if state.is_served() {
+            let source = Arc::new(descriptors::ExporterFdSource::new(&state));
+            let rule = ServerRule { nonce, allow: settings.allow, key: Some(state.key) };
+            *state.server.lock() = Some(Server::serve(listeners, rule, source)?);
         }
-        tracing::debug!(nonce = %state.nonce(), served, "ledger made");
+        tracing::debug!(nonce = %state.nonce(), ?sockets, "ledger made");
         Ok(state)
     }
 
@@ -123,7 +142,7 @@ impl ExporterState {
     }
 
     pub(super) const fn is_served(&self) -> bool {
-        self.served
+        self.sockets.is_abstract || self.sockets.is_in_directory
     }
 
     const fn hash(address: Address) -> u64 {
@@ -472,19 +491,30 @@ impl ExporterState {
     }
 }
 
-/// Returns whether importers will probably need the socket, from what is known at the first export.
-///
-/// `procfs` works for the same user at every yama scope. So yama is a reason only for memory that
-/// cannot be opened through `/proc`. `pidfd` and `procfs` do not work with an undumpable process,
-/// or from outside of a pid namespace.
-fn wants_socket(exchange: &Exchange, procfs: bool) -> bool {
-    match exchange {
-        Exchange::Order(modes) => modes.contains(&Mode::Socket),
-        Exchange::Auto => {
-            !umf_os::process::is_dumpable()
-                || (!procfs && yama_scope() > 0)
-                || !crate::identity::ProcessIdentity::current().is_in_initial_pid_namespace()
-        }
+impl Sockets {
+    /// Returns the sockets that importers will probably need, from what is known at the first export.
+    ///
+    /// `procfs` works for the same user at every yama scope. So yama is a reason for an abstract
+    /// socket only for memory that cannot be opened through `/proc`. `pidfd` and `procfs` do not work
+    /// with an undumpable process, from outside of a pid namespace, or for other users.
+    fn of(settings: &ExporterSettings, procfs: bool) -> Result<Self> {
+        let has_directory = settings.directory.is_some();
+        Ok(match &settings.exchange {
+            Exchange::Order(modes) if modes.contains(&Mode::Directory) && !has_directory => {
+                return Err(Error::NoDirectory);
+            }
+            Exchange::Order(modes) => Self {
+                is_abstract: modes.contains(&Mode::Socket),
+                is_in_directory: modes.contains(&Mode::Directory),
+            },
+            Exchange::Auto => Self {
+                is_abstract: !umf_os::process::is_dumpable()
+                    || (!procfs && yama_scope() > 0)
+                    || !crate::identity::ProcessIdentity::current().is_in_initial_pid_namespace()
+                    || settings.allow != Allow::SameUser,
+                is_in_directory: has_directory,
+            },
+        })
     }
 }
 
@@ -501,7 +531,8 @@ impl ExporterState {
         Fields {
             flags: flag(native.is_some_and(|native| native.isolated), FLAG_ISOLATED)
                 | flag(native.is_some_and(|native| native.read_only), FLAG_READ_ONLY)
-                | flag(self.served, FLAG_SOCKET)
+                | flag(self.sockets.is_abstract, FLAG_SOCKET)
+                | flag(self.sockets.is_in_directory, FLAG_DIRECTORY)
                 | flag(target.is_region, FLAG_REGION)
                 | flag(export.opens_through_procfs, FLAG_PROCFS),
             boot: identity.boot_id.half(),

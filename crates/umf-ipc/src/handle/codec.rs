@@ -12,6 +12,7 @@ use umf_core::{NativeBytes, ProviderKind};
 
 use super::{DecodeError, Handle};
 use crate::identity::{BootHalf, Nonce};
+use crate::transfer::socket::proof::Key;
 
 /// Size of a handle in bytes.
 pub const SIZE: usize = 256;
@@ -66,7 +67,10 @@ pub(crate) const FLAG_REGION: u16 = 1 << 3;
 /// The data fd can be opened through `/proc/<pid>/fd/<n>`, because it is a plain file. Otherwise a
 /// device may import the memory.
 pub(crate) const FLAG_PROCFS: u16 = 1 << 4;
-pub(crate) const FLAGS_KNOWN: u16 = FLAG_ISOLATED | FLAG_READ_ONLY | FLAG_SOCKET | FLAG_REGION | FLAG_PROCFS;
+/// The producer answers on its socket in a directory.
+pub(crate) const FLAG_DIRECTORY: u16 = 1 << 5;
+pub(crate) const FLAGS_KNOWN: u16 =
+    FLAG_ISOLATED | FLAG_READ_ONLY | FLAG_SOCKET | FLAG_REGION | FLAG_PROCFS | FLAG_DIRECTORY;
 
 /// Names a ticket: a word in the producer's lease table, and the number that it has until all
 /// readers have claimed it.
@@ -84,7 +88,7 @@ pub(crate) struct Fields {
     pub flags: u16,
     pub boot: BootHalf,
     pub nonce: Nonce,
-    pub key: [u8; 16],
+    pub key: Key,
     pub pid: u32,
     pub ledger_fd: i32,
     pub pid_namespace: u64,
@@ -116,7 +120,7 @@ impl Fields {
         put(FLAGS, &self.flags.to_le_bytes());
         put(BOOT_ID, &self.boot.0.to_le_bytes());
         put(NONCE, self.nonce.as_bytes());
-        put(KEY, &self.key);
+        put(KEY, self.key.as_bytes());
         put(PID, &self.pid.to_le_bytes());
         put(LEDGER_FD, &self.ledger_fd.to_le_bytes());
         put(PID_NAMESPACE, &namespace_number(self.pid_namespace).to_le_bytes());

@@ -5,10 +5,13 @@ mod codec;
 use core::fmt;
 
 pub use codec::SIZE;
-pub(crate) use codec::{FLAG_ISOLATED, FLAG_PROCFS, FLAG_READ_ONLY, FLAG_REGION, FLAG_SOCKET};
+pub(crate) use codec::{
+    FLAG_DIRECTORY, FLAG_ISOLATED, FLAG_PROCFS, FLAG_READ_ONLY, FLAG_REGION, FLAG_SOCKET,
+};
 pub(crate) use codec::{Fields, Ticket};
 
 use crate::identity::{BootHalf, Nonce, ProducerId};
+use crate::transfer::socket::proof::Key;
 use umf_core::ProviderKind;
 
 /// The name of a block or region as a plain value. Copy it through MPI, a socket, a file or argv,
@@ -268,10 +271,21 @@ impl Handle {
         self.has(FLAG_REGION)
     }
 
-    /// Returns whether the producer answers requests on its socket.
+    /// Returns whether the producer answers requests on its abstract socket.
     #[must_use]
     pub fn is_served(&self) -> bool {
         self.has(FLAG_SOCKET)
+    }
+
+    /// Returns whether the producer answers requests on its socket in a directory.
+    #[must_use]
+    pub fn is_in_directory(&self) -> bool {
+        self.has(FLAG_DIRECTORY)
+    }
+
+    /// Returns the secret that the producer and its importers prove to each other.
+    pub(crate) fn key(&self) -> Key {
+        Key::new(self.array_at(codec::KEY))
     }
 
     /// Returns whether the handle has a ticket ([`crate::Exporter::send_handle`]).

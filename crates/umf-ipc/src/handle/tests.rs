@@ -7,7 +7,7 @@ fn sample() -> Handle {
         flags: FLAG_ISOLATED,
         boot: BootHalf(7),
         nonce: Nonce::from_bytes([9; 16]),
-        key: [3; 16],
+        key: Key::new([3; 16]),
         pid: 4711,
         ledger_fd: 5,
         pid_namespace: 4_026_531_836,

@@ -14,17 +14,20 @@ pub use umf_core::Access;
 
 use core::mem::MaybeUninit;
 use core::time::Duration;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use hashbrown::HashMap;
 use umf_core::{Address, Import, ProviderKind};
+use umf_os::rendezvous::Directory;
+use umf_os::socket::Allow;
 use umf_sync::Lock;
 
 use crate::Result;
 use crate::cache::{Cache, CacheStatistics, LimitPolicy, Limits, Memo};
 use crate::handle::Handle;
 use crate::identity::ProducerId;
-use crate::transfer::Exchange;
+use crate::transfer::{ChannelSettings, Exchange};
 use mapping::OpenBlock;
 use producer::Producer;
 use region::{ImportedRegion, Key, MemoizedWindow};
@@ -169,6 +172,10 @@ impl Importer {
 pub struct ImporterSettings {
     /// The exchange modes that may fetch the producer's descriptors, in order. Default: auto.
     pub exchange: Exchange,
+    /// The directory in which producers of other containers answer. Default: none. `UMF_IPC_DIR`.
+    pub directory: Option<PathBuf>,
+    /// Which producers this process asks over a socket. Default: those of the same user.
+    pub allow: Allow,
     /// The most mappings (one per region) in the cache, 0 for no limit. Default: 0.
     /// `UMF_MAX_OPENED_IPC_HANDLES`.
     pub max_opened_handles: u64,
@@ -188,10 +195,22 @@ pub struct ImporterSettings {
     pub leases: bool,
 }
 
+impl ImporterSettings {
+    fn channel(&self) -> ChannelSettings {
+        ChannelSettings {
+            directory: self.directory.as_ref().map(Directory::new),
+            allow: self.allow,
+            timeout: self.open_timeout,
+        }
+    }
+}
+
 impl Default for ImporterSettings {
     fn default() -> Self {
         Self {
             exchange: Exchange::Auto,
+            directory: None,
+            allow: Allow::SameUser,
             max_opened_handles: 0,
             max_opened_bytes: 0,
             limit: LimitPolicy::Soft,

@@ -269,7 +269,7 @@ impl ImporterInner {
         if let Some(producer) = self.producers.lock().get(&handle.producer()) {
             return Ok(Arc::clone(producer));
         }
-        let found = Arc::new(Producer::connect(handle, &self.settings.exchange, self.settings.open_timeout)?);
+        let found = Arc::new(Producer::connect(handle, &self.settings.exchange, &self.settings.channel())?);
         // Dropped without the lock.
         let mut disconnected = Vec::new();
         let mut producers = self.producers.lock();

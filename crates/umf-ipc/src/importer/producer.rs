@@ -3,7 +3,6 @@
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::sync::Arc;
-use std::time::Duration;
 
 use umf_os::ReceivedFd;
 use umf_sync::{Lock, failpoint, fork};
@@ -13,7 +12,7 @@ use crate::identity::Nonce;
 use crate::lease::{self, ImporterLeases, Lease};
 use crate::ledger::{LedgerReader, SlotContent, SlotReader};
 use crate::protocol::lazy::{self, Vacant};
-use crate::transfer::{Exchange, FdChannel, Fetched, Mode, RemoteFd};
+use crate::transfer::{ChannelSettings, Exchange, FdChannel, Fetched, Mode, RemoteFd};
 use crate::{Error, Result};
 use umf_os::FileIdentity;
 
@@ -48,8 +47,8 @@ pub(super) struct Producer {
 
 impl Producer {
     /// Connects to the producer of a handle and maps its ledger.
-    pub(super) fn connect(handle: &Handle, exchange: &Exchange, timeout: Duration) -> Result<Self> {
-        let channel = FdChannel::new(handle, timeout)?;
+    pub(super) fn connect(handle: &Handle, exchange: &Exchange, settings: &ChannelSettings) -> Result<Self> {
+        let channel = FdChannel::new(handle, settings)?;
         let fetched = channel.fetch(RemoteFd::Ledger(handle.ledger_fd()), exchange);
         let opened = fetched.and_then(|Fetched { fd, mode, .. }| Ok((LedgerReader::open(fd, handle)?, mode)));
         let (ledger, mode) = opened.map_err(|error| match error {
@@ -174,10 +173,13 @@ impl Producer {
             matches!(opened, Err(Error::System { call: lease::REOPENING, .. }))
         };
         let mut opened = open(exchange);
-        if is_refused(&opened) && exchange.modes().contains(&Mode::Socket) {
+        let sockets =
+            [Mode::Socket, Mode::Directory].into_iter().filter(|mode| exchange.modes().contains(mode));
+        let by_socket: Vec<Mode> = sockets.collect();
+        if is_refused(&opened) && !by_socket.is_empty() {
             // The producer's socket sends an open file description that this process need not
             // reopen. A fork of this process meanwhile shares it, and makes it useless.
-            let by_socket = Exchange::Order(vec![Mode::Socket]);
+            let by_socket = Exchange::Order(by_socket);
             for _ in 0..LEASE_TABLE_REQUESTS {
                 match open(&by_socket) {
                     Err(Error::NotPermitted { .. }) => break,

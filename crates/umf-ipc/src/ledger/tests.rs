@@ -28,7 +28,7 @@ fn handle(ledger: &LedgerWriter, nonce: Nonce) -> Handle {
     Fields {
         flags: 0,
         boot: identity.boot_id.half(),
-        key: [0; 16],
+        key: crate::transfer::socket::proof::Key::new([0; 16]),
         requested: 1,
         nonce,
         pid: identity.pid,

@@ -3,20 +3,32 @@
 
 use std::os::fd::{AsFd, BorrowedFd, RawFd};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::Duration;
 
 use rustix::io::Errno;
 use umf_os::ReceivedFd;
 use umf_sync::{Lock, failpoint, fork};
 
-use super::socket::client::{Answer, Client};
+use super::socket::client::{Answer, Client, Target};
+use super::socket::directory_name;
 use super::{Exchange, Mode, diagnosis};
 use crate::error::FailedAttempt;
 use crate::handle::Handle;
-use crate::identity::{self, Nonce};
+use crate::identity;
 use crate::{Error, Result};
+use umf_os::rendezvous::{Directory, DirectoryError, NameState};
+use umf_os::socket::Allow;
 use umf_os::{CheckedFile, FileIdentity};
+
+/// What an importer's settings say about channels.
+#[derive(Clone, Debug)]
+pub(crate) struct ChannelSettings {
+    pub directory: Option<Directory>,
+    pub allow: Allow,
+    /// The longest time that a producer may take to answer on a socket.
+    pub timeout: Duration,
+}
 
 /// A descriptor of the producer.
 #[derive(Clone, Copy, Debug)]
@@ -46,16 +58,33 @@ pub(crate) struct FdChannel {
     is_in_same_pid_namespace: bool,
     /// Whether the pidfd is known to be the producer's, by its inode in pidfs.
     is_verified: bool,
-    served: bool,
-    /// Whether its socket has answered once, so that it is in this network namespace.
-    answered: AtomicBool,
-    nonce: Nonce,
-    /// The connection, locked while a request waits for its answer. Other threads do not wait for
-    /// the lock. They make a connection of their own.
-    client: Lock<Client>,
+    abstract_socket: Option<SocketClient>,
+    /// `None` if the producer has no socket in a directory, or this process no directory.
+    socket_in_directory: Option<SocketClient>,
+    /// Whether the producer has a socket in a directory.
+    is_in_directory: bool,
+    /// Bit per [`Mode`] that was refused before one succeeded: it is tried last from then on.
+    refused: AtomicU8,
     /// [`fork::generation`] of the process that made this.
     generation: u32,
     timeout: Duration,
+}
+
+/// A socket of the producer.
+#[derive(Debug)]
+struct SocketClient {
+    /// The connection, locked while a request waits for its answer. Other threads do not wait for
+    /// the lock. They make a connection of their own.
+    client: Lock<Client>,
+    target: Target,
+    /// Whether it has answered once, so that this process can reach it.
+    answered: AtomicBool,
+}
+
+impl SocketClient {
+    fn new(target: Target) -> Self {
+        Self { client: Lock::new(Client::new(target.clone())), target, answered: AtomicBool::new(false) }
+    }
 }
 
 /// A descriptor that was fetched from a producer.
@@ -81,7 +110,7 @@ impl FdChannel {
     /// # Errors
     /// [`Error::ProducerGone`], [`Error::ProducerReplaced`], and [`Error::System`] without a free
     /// descriptor.
-    pub(crate) fn new(handle: &Handle, timeout: Duration) -> Result<Self> {
+    pub(crate) fn new(handle: &Handle, settings: &ChannelSettings) -> Result<Self> {
         let pid = handle.pid();
         let (own, producer) = (identity::pid_namespace(), handle.pid_namespace());
         let is_in_same_pid_namespace = own == 0 || producer == 0 || own == producer;
@@ -109,17 +138,21 @@ impl FdChannel {
                 Err(_) => {}
             }
         }
+        let target =
+            Target { nonce: handle.nonce(), pid, key: handle.key(), allow: settings.allow, directory: None };
+        let in_directory = settings.directory.clone().filter(|_| handle.is_in_directory());
         Ok(Self {
             pid,
             pidfd: pidfd.and_then(CheckedFile::take),
             is_in_same_pid_namespace,
             is_verified,
-            served: handle.is_served(),
-            answered: AtomicBool::new(false),
-            nonce: handle.nonce(),
-            client: Lock::new(Client::new(handle.nonce(), pid)),
+            abstract_socket: handle.is_served().then(|| SocketClient::new(target.clone())),
+            socket_in_directory: in_directory
+                .map(|directory| SocketClient::new(Target { directory: Some(directory), ..target })),
+            is_in_directory: handle.is_in_directory(),
+            refused: AtomicU8::new(0),
             generation: fork::generation(),
-            timeout,
+            timeout: settings.timeout,
         })
     }
 
@@ -128,9 +161,16 @@ impl FdChannel {
         match self.pidfd() {
             Ok(pidfd) => umf_os::process::has_ended(pidfd),
             Err(_) => {
-                !self.is_inherited() && self.client.try_lock().is_some_and(|client| client.has_hung_up())
+                !self.is_inherited()
+                    && self
+                        .sockets()
+                        .any(|socket| socket.client.try_lock().is_some_and(|client| client.has_hung_up()))
             }
         }
+    }
+
+    fn sockets(&self) -> impl Iterator<Item = &SocketClient> {
+        self.abstract_socket.iter().chain(&self.socket_in_directory)
     }
 
     /// Returns whether the process with the producer's pid is the one that made the handle. It may
@@ -146,21 +186,27 @@ impl FdChannel {
         self.generation != fork::generation()
     }
 
-    fn ask(&self, wanted: RemoteFd) -> core::result::Result<Answer, Errno> {
-        let answer = self.request(wanted);
+    fn ask(&self, socket: &SocketClient, wanted: RemoteFd) -> core::result::Result<Answer, Errno> {
+        let client = if self.is_inherited() { None } else { socket.client.try_lock() };
+        let answer = match client {
+            Some(mut client) => client.ask(wanted, self.timeout),
+            // Another thread uses the connection, and waits up to `timeout` for its answer.
+            None => Client::new(socket.target.clone()).ask(wanted, self.timeout),
+        };
         if answer.is_ok() {
-            self.answered.store(true, Ordering::Relaxed);
+            socket.answered.store(true, Ordering::Relaxed);
         }
         answer
     }
 
-    fn request(&self, wanted: RemoteFd) -> core::result::Result<Answer, Errno> {
-        let client = if self.is_inherited() { None } else { self.client.try_lock() };
-        match client {
-            Some(mut client) => client.ask(wanted, self.timeout),
-            // Another thread uses the connection, and waits up to `timeout` for its answer.
-            None => Client::new(self.nonce, self.pid).ask(wanted, self.timeout),
-        }
+    /// Returns the modes of an order: those that this producer has refused are the last ones.
+    fn order<'e>(&self, exchange: &'e Exchange) -> impl Iterator<Item = Mode> + use<'e> {
+        let refused = self.refused.load(Ordering::Relaxed);
+        let modes = move |is_refused| {
+            let all = exchange.modes().iter().copied();
+            all.filter(move |&mode| (refused & bit(mode) != 0) == is_refused)
+        };
+        modes(false).chain(modes(true))
     }
 
     /// Fetches a duplicate of a descriptor of the producer by the first mode that works.
@@ -176,15 +222,22 @@ impl FdChannel {
                 remedy: "Exchange::Auto, or name a mode",
             }));
         }
-        for &mode in exchange.modes() {
+        for mode in self.order(exchange) {
             let fetched = match mode {
                 Mode::Pidfd => self.by_pidfd(wanted).map(|fd| (fd, false)),
                 Mode::Procfs => self.by_procfs(wanted).map(|fd| (fd, false)),
                 Mode::Socket => self.by_socket(wanted),
+                Mode::Directory => self.by_directory(wanted),
             };
             match fetched {
                 Ok((fd, is_exclusive)) => {
                     tracing::debug!(pid = self.pid, %mode, "fetched an fd");
+                    // Data may be refused where the ledger is not, and by that mode alone.
+                    if matches!(wanted, RemoteFd::Ledger(_)) {
+                        let refused =
+                            attempts.iter().fold(0, |all, attempt: &FailedAttempt| all | bit(attempt.mode));
+                        self.refused.store(refused, Ordering::Relaxed);
+                    }
                     return Ok(Fetched { fd, mode, is_exclusive });
                 }
                 Err(Failure::Final(error)) => return Err(error),
@@ -207,7 +260,7 @@ impl FdChannel {
             mode,
             reason: "the producer is in another pid namespace, where its pid means another process"
                 .to_owned(),
-            remedy: "UMF_IPC_EXCHANGE=socket in the producer, with a network namespace in common",
+            remedy: diagnosis::OTHER_PID_NAMESPACE,
         })
     }
 
@@ -355,20 +408,60 @@ impl FdChannel {
     }
 
     fn by_socket(&self, wanted: RemoteFd) -> core::result::Result<(ReceivedFd, bool), Failure> {
-        if !self.served {
+        let mode = Mode::Socket;
+        let Some(socket) = &self.abstract_socket else {
             // A socket serves the user of its process alone.
             let remedy = if self.is_in_same_pid_namespace && diagnosis::belongs_to_other_user(self.pid) {
-                "run both as the same user"
+                "run both as the same user, or UMF_IPC_ALLOW=handle and a UMF_IPC_DIR in both"
             } else {
                 "UMF_IPC_EXCHANGE=socket in the producer"
             };
-            return Err(Self::socket_refused(
-                "the producer does not answer on a socket; it decided so at its first export",
-                remedy,
-            ));
+            let reason =
+                "the producer does not answer on an abstract socket; it decided so at its first export";
+            return Err(refused(mode, reason, remedy));
+        };
+        match self.ask(socket, wanted) {
+            Ok(answer) => self.fd_of_answer(mode, answer, wanted),
+            Err(Errno::CONNREFUSED | Errno::NOENT) => Err(self.not_listening(socket)),
+            Err(errno) => Err(self.failure_of_request(mode, errno)),
         }
+    }
+
+    fn by_directory(&self, wanted: RemoteFd) -> core::result::Result<(ReceivedFd, bool), Failure> {
+        let mode = Mode::Directory;
+        let Some(socket) = &self.socket_in_directory else {
+            return Err(if self.is_in_directory {
+                refused(
+                    mode,
+                    "the producer answers in a directory, and this process has no directory set",
+                    diagnosis::MOUNT_DIRECTORY,
+                )
+            } else {
+                refused(
+                    mode,
+                    "the producer does not answer in a directory: none was set at its first export",
+                    diagnosis::SET_DIRECTORY,
+                )
+            });
+        };
+        match (self.ask(socket, wanted), &socket.target.directory) {
+            (Ok(Answer::Directory(error)), _) => Err(directory_refused(&error)),
+            (Ok(answer), _) => self.fd_of_answer(mode, answer, wanted),
+            (Err(Errno::CONNREFUSED | Errno::NOENT), Some(directory)) => {
+                Err(self.not_in_directory(socket, directory))
+            }
+            (Err(errno), _) => Err(self.failure_of_request(mode, errno)),
+        }
+    }
+
+    fn fd_of_answer(
+        &self,
+        mode: Mode,
+        answer: Answer,
+        wanted: RemoteFd,
+    ) -> core::result::Result<(ReceivedFd, bool), Failure> {
         let pid = self.pid;
-        let answer = self.ask(wanted).map_err(|errno| self.failure_of_request(errno))?;
+        let uid = umf_os::process::effective_uid();
         Err(match answer {
             Answer::Fd { fd, is_exclusive } => return Ok((fd, is_exclusive)),
             // No slot in use has this generation: the producer lost the descriptor.
@@ -377,36 +470,58 @@ impl FdChannel {
                 RemoteFd::Ledger(_) | RemoteFd::LeaseTable(_) => Error::ProducerGone { pid },
                 RemoteFd::Data { slot, generation, .. } => Error::Stale { pid, slot, generation, now },
             }),
-            Answer::NotPermitted => Self::socket_refused(
-                format!("the producer does not serve uid {}", umf_os::process::effective_uid()),
-                "run both as the same user",
+            Answer::NotPermitted(rule) => {
+                let reason = match rule {
+                    Allow::SameUser => {
+                        format!("the producer serves its own user only, and this process has uid {uid}")
+                    }
+                    Allow::Group => format!(
+                        "the producer serves its own user and group only, and this process has uid {uid} and not \
+                         that group"
+                    ),
+                    Allow::Handle => "the producer did not accept the key of the handle".to_owned(),
+                };
+                let remedy = match rule {
+                    Allow::Handle => "get the handle again from the producer, and UMF_IPC_ALLOW=handle here",
+                    _ => "run both as the same user (runAsUser), or UMF_IPC_ALLOW=handle in both",
+                };
+                refused(mode, reason, remedy)
+            }
+            Answer::OtherUser => refused(
+                mode,
+                format!("the producer's socket belongs to another user than uid {uid}"),
+                "run both as the same user (runAsUser), or UMF_IPC_ALLOW=handle in both",
             ),
-            Answer::OtherUser => Self::socket_refused(
-                format!(
-                    "the producer's socket belongs to another user than uid {}",
-                    umf_os::process::effective_uid()
-                ),
-                "run both as the same user",
-            ),
-            Answer::UnmappedUser => Self::socket_refused(
+            Answer::UnmappedUser => refused(
+                mode,
                 "this user namespace has no number for the user of this process, so that the producer's user \
                  cannot be verified",
-                "map the user in /proc/self/uid_map, or run both in one pid namespace",
+                "map the user in /proc/self/uid_map, or run both in one pid namespace, or UMF_IPC_ALLOW=handle in both",
             ),
+            Answer::NotProven => refused(
+                mode,
+                "the process at the producer's socket does not have the key of the handle: another process has \
+                 taken its name, or the handle is forged",
+                "let only trusted users write to the directory, and get the handle again",
+            ),
+            Answer::Withheld => refused(
+                mode,
+                "the kernel took the descriptor out of the producer's message: a security module (SELinux) forbids it",
+                "run both with one SELinux label (--security-opt label=level:..., or seLinuxOptions in the pod), or \
+                 mount the volume with :z",
+            ),
+            Answer::Directory(error) => directory_refused(&error),
+            Answer::Busy => self.failure_of_request(mode, Errno::TOOMANYREFS),
             Answer::Misbehaved(what) => Failure::Final(Error::Misbehaved { pid, what }),
         })
     }
 
-    fn socket_refused(reason: impl Into<String>, remedy: &'static str) -> Failure {
-        Failure::Refused(FailedAttempt { mode: Mode::Socket, reason: reason.into(), remedy })
-    }
-
     /// Returns the failure that an error of the request means. The second attempt, on a new
     /// connection, failed too.
-    fn failure_of_request(&self, errno: Errno) -> Failure {
+    fn failure_of_request(&self, mode: Mode, errno: Errno) -> Failure {
         match errno {
-            Errno::CONNREFUSED | Errno::NOENT => self.not_listening(),
-            Errno::PIPE | Errno::CONNRESET if !self.has_ended_by_pidfd() => Self::socket_refused(
+            Errno::PIPE | Errno::CONNRESET if !self.has_ended_by_pidfd() => refused(
+                mode,
                 "the producer closed the connection before it answered: it is ending, or serves too many others",
                 "try again",
             ),
@@ -415,15 +530,21 @@ impl FdChannel {
                 pid: self.pid,
                 milliseconds: u64::try_from(self.timeout.as_millis()).unwrap_or(u64::MAX),
             }),
+            Errno::TOOMANYREFS => Failure::Final(Error::System {
+                call: "sendmsg in the producer",
+                errno,
+                hint: "; more descriptors of its user are in unread messages than RLIMIT_NOFILE, on the whole machine: \
+                       let other processes of that user read their messages, or raise the limit",
+            }),
             errno => Failure::Final(Error::system("asking the producer's socket", errno)),
         }
     }
 
     /// Returns the failure that a refused connection means: no process listens on the producer's
-    /// socket.
-    fn not_listening(&self) -> Failure {
+    /// abstract socket.
+    fn not_listening(&self, socket: &SocketClient) -> Failure {
         let gone = Failure::Final(Error::ProducerGone { pid: self.pid });
-        let reason = if self.has_ended_by_pidfd() || self.answered.load(Ordering::Relaxed) {
+        let reason = if self.has_ended_by_pidfd() || socket.answered.load(Ordering::Relaxed) {
             return gone;
         } else if !self.is_in_same_pid_namespace {
             // Nothing else shows whether it runs.
@@ -434,11 +555,43 @@ impl FdChannel {
             "no process listens on the producer's socket in this network namespace: it is in another one, or has called \
              exec since"
         };
-        Failure::Refused(FailedAttempt {
-            mode: Mode::Socket,
-            reason: reason.to_owned(),
-            remedy: "run both in one network namespace; get a new handle if the producer ended or called exec",
-        })
+        refused(Mode::Socket, reason, diagnosis::OTHER_NETWORK_NAMESPACE)
+    }
+
+    /// Returns the failure of a name in the directory that does not exist, or that no process answers.
+    fn not_in_directory(&self, socket: &SocketClient, directory: &Directory) -> Failure {
+        let gone = Failure::Final(Error::ProducerGone { pid: self.pid });
+        if self.has_ended_by_pidfd() || socket.answered.load(Ordering::Relaxed) {
+            return gone;
+        }
+        let path = directory.path().display();
+        match directory.state(&directory_name(socket.target.nonce)) {
+            Ok(NameState::Dead) => gone,
+            Ok(NameState::Absent) => refused(
+                Mode::Directory,
+                format!(
+                    "the producer has no socket in {path}: it has ended, or this is another directory than the one in which \
+                     it answers"
+                ),
+                diagnosis::MOUNT_DIRECTORY,
+            ),
+            Ok(NameState::Alive) => refused(
+                Mode::Directory,
+                format!(
+                    "the producer runs, and does not answer on its socket in {path}: the program closed it"
+                ),
+                "close only descriptors that the program opened",
+            ),
+            Ok(NameState::Unknown) => refused(
+                Mode::Directory,
+                format!(
+                    "no process listens on the producer's socket in {path}, as this process sees it: it has ended, or the \
+                     directory is seen through an overlay or network file system"
+                ),
+                "mount the same volume (emptyDir, hostPath, -v) into both containers; get a new handle if the producer ended",
+            ),
+            Err(error) => directory_refused(&error),
+        }
     }
 
     fn pidfd(&self) -> core::result::Result<BorrowedFd<'_>, Errno> {
@@ -461,8 +614,22 @@ impl FdChannel {
     /// Returns the number of descriptors that this channel holds.
     pub(crate) fn fds(&self) -> u64 {
         // If another thread holds the lock, it has a connection or is making one.
-        let connected =
-            !self.is_inherited() && self.client.try_lock().is_none_or(|client| client.is_connected());
-        u64::from(self.pidfd.is_ok()) + u64::from(connected)
+        let is_connected = |socket: &&SocketClient| {
+            !self.is_inherited() && socket.client.try_lock().is_none_or(|client| client.is_connected())
+        };
+        u64::from(self.pidfd.is_ok()) + self.sockets().filter(is_connected).count() as u64
     }
+}
+
+const fn bit(mode: Mode) -> u8 {
+    1 << mode as u8
+}
+
+fn refused(mode: Mode, reason: impl Into<String>, remedy: &'static str) -> Failure {
+    Failure::Refused(FailedAttempt { mode, reason: reason.into(), remedy })
+}
+
+/// Returns the failure of a directory that this process cannot use. Its text has the remedy.
+fn directory_refused(error: &DirectoryError) -> Failure {
+    refused(Mode::Directory, error.to_string(), "as its reason says")
 }

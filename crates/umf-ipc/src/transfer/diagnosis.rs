@@ -9,6 +9,19 @@ use rustix::io::Errno;
 use super::Mode;
 use crate::error::FailedAttempt;
 
+/// Remedy for a producer in another pid namespace.
+pub(super) const OTHER_PID_NAMESPACE: &str = "mount one directory into both and set UMF_IPC_DIR to it in both; or share the pid namespace \
+     (--pid=container:NAME, shareProcessNamespace: true)";
+/// Remedy for a producer in another network namespace.
+pub(super) const OTHER_NETWORK_NAMESPACE: &str = "mount one directory into both and set UMF_IPC_DIR to it in both; or run both in one network namespace \
+     (--network=container:NAME, one pod); get a new handle if the producer ended or called exec";
+/// Remedy for a producer that answers in a directory.
+pub(super) const MOUNT_DIRECTORY: &str = "mount the producer's directory into this container (-v VOLUME:/umf, an emptyDir or hostPath volume) and set \
+     UMF_IPC_DIR to its path here; get a new handle if the producer ended";
+/// Remedy for a producer that does not answer in a directory.
+pub(super) const SET_DIRECTORY: &str =
+    "mount one directory into both, and set UMF_IPC_DIR to it in both before the first export";
+
 /// Explains a refused `pidfd_getfd` or open of `/proc/<pid>/fd/<n>`.
 pub(super) fn refused(mode: Mode, pid: u32, errno: Errno) -> FailedAttempt {
     let (reason, remedy) = cause(mode, pid, errno);

@@ -6,6 +6,7 @@
 //! | `pidfd` | `pidfd_open(2)` + `pidfd_getfd(2)` (Linux 5.6) | ptrace attach rights; refused between siblings under yama 1 | other pid namespaces |
 //! | `procfs` | opening `/proc/<pid>/fd/<n>` (`proc_pid_fd(5)`) | ptrace read rights: the same user, at every yama scope | dma-buf; other pid namespaces |
 //! | `socket` | `SCM_RIGHTS` (`unix(7)`) over an abstract socket named by the nonce | a shared network namespace, the same user; a thread in the producer | producers that did not start it |
+//! | `directory` | the same over a socket in a directory | a directory that both have mounted; a thread in the producer | producers that did not start it |
 //!
 //! `auto` tries the modes in this order. If the settings name modes, no other mode is tried.
 
@@ -13,7 +14,7 @@ mod channel;
 mod diagnosis;
 pub(crate) mod socket;
 
-pub(crate) use channel::{FdChannel, Fetched, RemoteFd};
+pub(crate) use channel::{ChannelSettings, FdChannel, Fetched, RemoteFd};
 pub(crate) use diagnosis::yama_scope;
 
 use core::fmt;
@@ -27,8 +28,10 @@ umf_core::words! {
         Pidfd = "pidfd",
         /// `/proc/<pid>/fd/<n>`.
         Procfs = "procfs",
-        /// `SCM_RIGHTS` over the producer's socket.
+        /// `SCM_RIGHTS` over the producer's abstract socket.
         Socket = "socket",
+        /// `SCM_RIGHTS` over the producer's socket in a directory.
+        Directory = "directory",
     }
 }
 
@@ -43,11 +46,12 @@ impl Mode {
 /// The modes that may be used, in order of preference (`UMF_IPC_EXCHANGE`).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Exchange {
-    /// `pidfd`, `procfs`, `socket`. The producer starts its socket only if importers will probably
-    /// need it.
+    /// `pidfd`, `procfs`, `socket`, `directory`. The producer starts its abstract socket only if
+    /// importers will probably need it, and the socket in the directory if one is set.
     #[default]
     Auto,
-    /// These modes, in this order. If `socket` is among them, the producer starts its socket.
+    /// These modes, in this order. If `socket` or `directory` is among them, the producer starts that
+    /// socket.
     Order(Vec<Mode>),
 }
 
@@ -69,7 +73,8 @@ impl Exchange {
 /// The error of parsing a word that is no exchange mode.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{0:?} is not an exchange mode; valid are auto, pidfd, procfs, socket, or several of the last three with commas"
+    "{0:?} is not an exchange mode; valid are auto, pidfd, procfs, socket, directory, or several of the last four with \
+     commas"
 )]
 pub struct UnknownMode(String);
 
@@ -96,7 +101,7 @@ impl Exchange {
 
 umf_core::text_form!(
     Exchange,
-    "\"auto\", one of \"pidfd\" \"procfs\" \"socket\", or several of them in the order to try \
+    "\"auto\", one of \"pidfd\" \"procfs\" \"socket\" \"directory\", or several of them in the order to try \
      ([\"procfs\", \"pidfd\"] or \"procfs,pidfd\")"
 );
 

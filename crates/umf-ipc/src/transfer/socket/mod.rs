@@ -1,13 +1,16 @@
-//! The producer's socket: an abstract `SOCK_SEQPACKET` address named by its nonce (`unix(7)`),
-//! which leaves no file behind. This file has the packets of the protocol.
+//! The producer's sockets (`SOCK_SEQPACKET`, `unix(7)`): an abstract one, which leaves no file behind,
+//! and one in a directory, which processes without a common network namespace find
+//! ([`umf_os::rendezvous`]). Both are named by the nonce. This file has the packets of the protocol.
 //!
 //! A request asks for one fd and gets one answer. Each process checks the uid of the other
-//! (`SO_PEERCRED`). Each wait has a bound.
+//! (`SO_PEERCRED`), or that it has the handle's key ([`proof`]). Each wait has a bound.
 
 pub(crate) mod client;
+pub(crate) mod proof;
 pub(crate) mod server;
 
-use crate::identity::Nonce;
+use crate::identity::{self, Nonce};
+use umf_os::socket::Allow;
 
 pub const REQUEST_SIZE: usize = 40;
 const REPLY_SIZE: usize = 16;
@@ -85,8 +88,11 @@ enum Reply {
     },
     /// The slot has this generation now.
     Stale(u64),
-    NotPermitted,
+    /// This rule of the server refuses the client.
+    NotPermitted(Allow),
     BadRequest,
+    /// The kernel refuses to send a descriptor, because too many are in flight (`ETOOMANYREFS`).
+    Busy,
 }
 
 impl Reply {
@@ -94,8 +100,11 @@ impl Reply {
         let (status, value): (u32, u64) = match self {
             Self::Ok { is_exclusive } => (0, u64::from(is_exclusive)),
             Self::Stale(now) => (1, now),
-            Self::NotPermitted => (2, 0),
+            Self::NotPermitted(rule) => {
+                (2, Allow::ALL.iter().position(|&known| known == rule).unwrap_or(0) as u64)
+            }
             Self::BadRequest => (3, 0),
+            Self::Busy => (4, 0),
         };
         let mut bytes = [0; REPLY_SIZE];
         bytes[0..4].copy_from_slice(&REPLY_MAGIC);
@@ -113,16 +122,33 @@ impl Reply {
         match u32::from_le_bytes(bytes[4..8].try_into().ok()?) {
             0 if value <= 1 => Some(Self::Ok { is_exclusive: value == 1 }),
             1 => Some(Self::Stale(value)),
-            2 => Some(Self::NotPermitted),
+            2 => Some(Self::NotPermitted(*Allow::ALL.get(usize::try_from(value).ok()?)?)),
             3 => Some(Self::BadRequest),
+            4 => Some(Self::Busy),
             _ => None,
         }
     }
 }
 
 /// Returns the abstract name of a producer's socket.
-fn name(nonce: Nonce) -> Vec<u8> {
+fn abstract_name(nonce: Nonce) -> Vec<u8> {
     format!("umf-{nonce}").into_bytes()
+}
+
+/// The beginning of all names of umf in a directory.
+pub const DIRECTORY_FAMILY: &str = "umf-";
+
+/// Returns the beginning of the names of this boot in a directory. Processes of another boot, or of
+/// another machine that has mounted the directory, have other names.
+#[must_use]
+pub fn directory_prefix() -> String {
+    format!("{DIRECTORY_FAMILY}{:016x}-", identity::boot_id().half().0)
+}
+
+/// Returns the name of a producer's socket in a directory.
+#[must_use]
+pub fn directory_name(nonce: Nonce) -> String {
+    format!("{}{nonce}", directory_prefix())
 }
 
 /// Fuzz target: a packet that decodes encodes to the same.
@@ -154,8 +180,10 @@ mod tests {
             Reply::Ok { is_exclusive: false },
             Reply::Ok { is_exclusive: true },
             Reply::Stale(12),
-            Reply::NotPermitted,
+            Reply::NotPermitted(Allow::SameUser),
+            Reply::NotPermitted(Allow::Handle),
             Reply::BadRequest,
+            Reply::Busy,
         ] {
             assert_eq!(Reply::decode(&reply.encode()), Some(reply));
         }

@@ -1,4 +1,4 @@
-//! The server of the producer's socket: one thread that answers requests with descriptors.
+//! The server of the producer's sockets: one thread that answers requests with descriptors.
 
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
@@ -15,9 +15,12 @@ use rustix::net::{
 use umf_os::background::{self, Thread};
 use umf_sync::{failpoint, fork};
 
+use super::proof::{Key, ProofStep, ServerProof};
 use super::{REQUEST_SIZE, Reply, Request};
 use crate::identity::Nonce;
 use crate::{Error, Result};
+use umf_os::rendezvous::{Directory, NamedSocket};
+use umf_os::socket::{Allow, PeerTrust, peer_trust_by};
 use umf_os::{CloseOnFork, ReopenedFile};
 
 /// A descriptor that stays open in this process after it was sent.
@@ -54,46 +57,109 @@ impl AsFd for OutgoingFd {
     }
 }
 
-/// The most connections. A further one replaces the oldest one, whose client connects again for its
-/// next request.
+/// The most connections of permitted clients. A further one replaces the oldest one, whose client
+/// connects again for its next request.
 const CONNECTIONS: usize = 256;
+/// The most connections of clients that have yet to prove the key. A further one replaces the oldest.
+const UNPROVEN: usize = 32;
+/// Connections that wait for the server.
+const BACKLOG: i32 = 128;
 
-/// The listening socket and its thread. Dropping the server ends both.
-#[derive(Debug)]
-pub struct Server {
-    wake: Arc<CloseOnFork>,
-    thread: Mutex<Option<Thread>>,
-    generation: u32,
+/// Which clients a server answers.
+#[derive(Clone, Debug)]
+pub struct ServerRule {
+    /// The nonce that requests name.
+    pub nonce: Nonce,
+    /// Which clients are permitted.
+    pub allow: Allow,
+    /// The key that clients and the server prove to each other; `None`: the server cannot prove one.
+    pub key: Option<Key>,
 }
 
-impl Server {
-    /// Binds the socket. Its thread starts with [`Server::serve`].
-    pub(crate) fn bind(nonce: Nonce) -> Result<CloseOnFork> {
+/// The listening sockets of a server.
+#[derive(Debug, Default)]
+pub struct Listeners {
+    abstract_one: Option<CloseOnFork>,
+    named: Option<NamedSocket>,
+}
+
+impl Listeners {
+    /// Binds the abstract socket of a producer.
+    ///
+    /// # Errors
+    /// [`Error::System`].
+    pub(crate) fn bind_abstract(&mut self, nonce: Nonce) -> Result<()> {
         let system = |call| move |errno| Error::system(call, errno);
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let make = || rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
         let listener = CloseOnFork::make(make).map_err(system("socket"))?;
-        // The receiver closes surplus descriptors, and some take long to close.
-        umf_os::socket::refuse_descriptors(listener.as_fd());
-        let address =
-            SocketAddrUnix::new_abstract_name(&super::name(nonce)).map_err(system("socket name"))?;
+        let name = super::abstract_name(nonce);
+        let address = SocketAddrUnix::new_abstract_name(&name).map_err(system("socket name"))?;
         rustix::net::bind(&listener, &address).map_err(system("bind of the abstract socket"))?;
         failpoint!("server.bound");
-        rustix::net::listen(&listener, 128).map_err(system("listen"))?;
+        rustix::net::listen(&listener, BACKLOG).map_err(system("listen"))?;
         failpoint!("server.listening");
-        Ok(listener)
+        self.abstract_one = Some(listener);
+        Ok(())
     }
 
-    /// Starts the thread that answers on `listener` until the server is dropped.
+    /// Binds the socket of a producer in a directory. Removes what ended processes have left there
+    /// first.
+    ///
+    /// # Errors
+    /// [`Error::Directory`].
+    pub(crate) fn bind_in(&mut self, directory: &Directory, nonce: Nonce, allow: Allow) -> Result<()> {
+        let found = directory.remove_leftovers(super::DIRECTORY_FAMILY, &super::directory_prefix())?;
+        tracing::debug!(path = %directory.path().display(), ?found, "looked for left-overs");
+        let name = super::directory_name(nonce);
+        let named = directory.bind(&name, allow.socket_mode(), BACKLOG)?;
+        self.named = Some(named.ok_or(Error::Misbehaved {
+            pid: umf_os::process::pid(),
+            what: "a process has bound the random name of this process's socket",
+        })?);
+        Ok(())
+    }
+
+    /// Adds a socket that listens.
+    #[must_use]
+    pub fn with_abstract(mut self, listener: CloseOnFork) -> Self {
+        self.abstract_one = Some(listener);
+        self
+    }
+
+    /// Adds a socket in a directory.
+    #[must_use]
+    pub fn with_named(mut self, socket: NamedSocket) -> Self {
+        self.named = Some(socket);
+        self
+    }
+}
+
+/// The listening sockets and their thread. Dropping the server ends both.
+#[derive(Debug)]
+pub struct Server {
+    wake: Arc<CloseOnFork>,
+    thread: Mutex<Option<Thread>>,
+    /// Removed from its directory after the thread has ended.
+    _named: Option<NamedSocket>,
+    generation: u32,
+}
+
+impl Server {
+    /// Starts the thread that answers on `listeners` until the server is dropped.
     ///
     /// # Errors
     /// [`Error::System`] without a free descriptor, or if no thread can be started.
-    pub fn serve(listener: CloseOnFork, nonce: Nonce, source: Arc<dyn FdSource>) -> Result<Self> {
+    pub fn serve(mut listeners: Listeners, rule: ServerRule, source: Arc<dyn FdSource>) -> Result<Self> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let wake = CloseOnFork::make(|| rustix::event::eventfd(0, flags));
         let wake = Arc::new(wake.map_err(|errno| Error::system("eventfd", errno))?);
+        let named = listeners.named.as_mut().and_then(NamedSocket::take_listener);
+        let all: Vec<CloseOnFork> = listeners.abstract_one.take().into_iter().chain(named).collect();
+        // The receiver closes surplus descriptors, and some take long to close.
+        all.iter().for_each(|listener| umf_os::socket::refuse_descriptors(listener.as_fd()));
         let serving =
-            ServerThread { listener, nonce, source, wake: Arc::clone(&wake), connections: Vec::new() };
+            ServerThread { listeners: all, rule, source, wake: Arc::clone(&wake), connections: Vec::new() };
         let thread =
             background::spawn(c"umf-fd-server", 256 << 10, move || serving.run()).map_err(|error| {
                 Error::System {
@@ -103,7 +169,12 @@ impl Server {
                 }
             })?;
         failpoint!("server.started");
-        Ok(Self { wake, thread: Mutex::new(Some(thread)), generation: fork::generation() })
+        Ok(Self {
+            wake,
+            thread: Mutex::new(Some(thread)),
+            _named: listeners.named,
+            generation: fork::generation(),
+        })
     }
 }
 
@@ -124,13 +195,21 @@ impl Drop for Server {
     }
 }
 
+/// A connection of a client.
+struct Connection {
+    socket: CloseOnFork,
+    /// The client's user or group suffices, or the client has proven the key.
+    is_permitted: bool,
+    proof: Option<ServerProof>,
+}
+
 struct ServerThread {
-    listener: CloseOnFork,
-    nonce: Nonce,
+    listeners: Vec<CloseOnFork>,
+    rule: ServerRule,
     source: Arc<dyn FdSource>,
     wake: Arc<CloseOnFork>,
-    /// Connections of permitted clients, the oldest first.
-    connections: Vec<CloseOnFork>,
+    /// The oldest first.
+    connections: Vec<Connection>,
 }
 
 impl ServerThread {
@@ -140,10 +219,12 @@ impl ServerThread {
 
     fn serve(&mut self) {
         loop {
+            let first = 1 + self.listeners.len();
             let (stop, new, mut ready) = {
-                let mut fds =
-                    vec![PollFd::new(&self.wake, PollFlags::IN), PollFd::new(&self.listener, PollFlags::IN)];
-                fds.extend(self.connections.iter().map(|connection| PollFd::new(connection, PollFlags::IN)));
+                let mut fds = vec![PollFd::new(&self.wake, PollFlags::IN)];
+                fds.extend(self.listeners.iter().map(|listener| PollFd::new(listener, PollFlags::IN)));
+                let sockets = self.connections.iter().map(|connection| &connection.socket);
+                fds.extend(sockets.map(|socket| PollFd::new(socket, PollFlags::IN)));
                 match poll(&mut fds, None) {
                     Ok(_) => {}
                     Err(Errno::INTR) => continue,
@@ -153,12 +234,13 @@ impl ServerThread {
                     }
                 }
                 // The program closed a descriptor that it did not open.
-                if fds[..2].iter().any(|fd| fd.revents().contains(PollFlags::NVAL)) {
+                if fds[..first].iter().any(|fd| fd.revents().contains(PollFlags::NVAL)) {
                     tracing::error!("the fd server ends: a descriptor of it was closed");
                     return;
                 }
                 let happened = |fd: &PollFd<'_>| !fd.revents().is_empty();
-                (happened(&fds[0]), happened(&fds[1]), fds[2..].iter().map(happened).collect::<Vec<_>>())
+                let all = |fds: &[PollFd<'_>]| fds.iter().map(happened).collect::<Vec<_>>();
+                (happened(&fds[0]), all(&fds[1..first]), all(&fds[first..]))
             };
             if stop {
                 return;
@@ -172,8 +254,8 @@ impl ServerThread {
                     index += 1;
                 }
             }
-            if new {
-                self.accept();
+            for (index, _) in new.into_iter().enumerate().filter(|(_, is_new)| *is_new) {
+                self.accept(index);
             }
         }
     }
@@ -183,17 +265,25 @@ impl ServerThread {
         failpoint!("server.closed");
     }
 
-    fn accept(&mut self) {
+    fn accept(&mut self, listener: usize) {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let accepted = CloseOnFork::make(|| rustix::net::accept_with(&self.listener, flags));
+        let accepted = CloseOnFork::make(|| rustix::net::accept_with(&self.listeners[listener], flags));
         failpoint!("server.accepted");
         match accepted {
-            Ok(connection) if !is_permitted(connection.as_fd()) => refuse(connection.as_fd()),
-            Ok(connection) => {
-                if self.connections.len() == CONNECTIONS {
-                    self.close(0);
+            Ok(socket) => {
+                let is_permitted = peer_trust_by(self.rule.allow, socket.as_fd()) == Ok(PeerTrust::Trusted);
+                let proof = self.rule.key.map(|key| ServerProof::new(key, self.rule.nonce));
+                if !is_permitted && (proof.is_none() || self.rule.allow != Allow::Handle) {
+                    return refuse(socket.as_fd(), self.rule.allow);
                 }
-                self.connections.push(connection);
+                let most = if is_permitted { CONNECTIONS } else { UNPROVEN };
+                let mut alike = self.connections.iter().map(|other| other.is_permitted == is_permitted);
+                if alike.clone().filter(|is_alike| *is_alike).count() >= most
+                    && let Some(oldest) = alike.position(|is_alike| is_alike)
+                {
+                    self.close(oldest);
+                }
+                self.connections.push(Connection { socket, is_permitted, proof });
             }
             Err(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS) => {
                 // The connection stays in the backlog. Close one to free a descriptor, or wait for
@@ -209,8 +299,9 @@ impl ServerThread {
     }
 
     /// Answers one request. Returns `false` if the connection must be closed.
-    fn answer(&self, index: usize) -> bool {
-        let Some(connection) = self.connections.get(index) else { return false };
+    fn answer(&mut self, index: usize) -> bool {
+        let Some(client) = self.connections.get_mut(index) else { return false };
+        let connection = &client.socket;
         // A client reads an answer before its next request. Descriptors in unread answers count
         // against a limit that all connections share (`RLIMIT_NOFILE`, `unix(7)`).
         if umf_os::socket::unread_bytes(connection.as_fd()).is_ok_and(|bytes| bytes > 0) {
@@ -223,7 +314,30 @@ impl ServerThread {
             Err(Errno::AGAIN | Errno::INTR) => return true,
             Err(_) => return false,
         };
-        let (answer, fd) = match Request::decode(&bytes[..received.min(bytes.len())], self.nonce) {
+        let bytes = &bytes[..received.min(bytes.len())];
+        if let Some(proof) = &mut client.proof {
+            match proof.receive(bytes) {
+                ProofStep::Other => {}
+                ProofStep::Answer(answer) => {
+                    return rustix::net::send(connection, &answer, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)
+                        .is_ok();
+                }
+                ProofStep::Proven => {
+                    client.is_permitted = true;
+                    failpoint!("server.proven");
+                    return true;
+                }
+                ProofStep::Wrong => {
+                    refuse(connection.as_fd(), self.rule.allow);
+                    return false;
+                }
+            }
+        }
+        if !client.is_permitted {
+            refuse(connection.as_fd(), self.rule.allow);
+            return false;
+        }
+        let (answer, fd) = match Request::decode(bytes, self.rule.nonce) {
             None => (Reply::BadRequest, None),
             Some(Request::Ledger) => match self.source.ledger() {
                 Some(ledger) => shared(ledger),
@@ -243,7 +357,11 @@ impl ServerThread {
         };
         failpoint!("server.answering");
         // The connection of a client that does not read its answers is closed.
-        let sent = reply(connection.as_fd(), answer, fd.as_ref().map(AsFd::as_fd));
+        let sent = match reply(connection.as_fd(), answer, fd.as_ref().map(AsFd::as_fd)) {
+            // The descriptors in flight are limited per user, on the whole machine.
+            Err(Errno::TOOMANYREFS) => reply(connection.as_fd(), Reply::Busy, None),
+            sent => sent,
+        };
         sent.is_ok() && answer != Reply::BadRequest
     }
 }
@@ -253,14 +371,9 @@ const fn shared(fd: SharedFd) -> (Reply, Option<OutgoingFd>) {
     (Reply::Ok { is_exclusive: false }, Some(OutgoingFd::Shared(fd)))
 }
 
-fn is_permitted(connection: BorrowedFd<'_>) -> bool {
-    umf_os::socket::peer_trust(connection) == Ok(umf_os::socket::PeerTrust::Trusted)
-}
-
-/// Refuses a connection before it sends a request, so that it takes no place from permitted
-/// clients.
-fn refuse(connection: BorrowedFd<'_>) {
-    let _ = reply(connection, Reply::NotPermitted, None);
+/// Refuses a client by this rule.
+fn refuse(connection: BorrowedFd<'_>, rule: Allow) {
+    let _ = reply(connection, Reply::NotPermitted(rule), None);
     // Closing with an unread request would send a reset, and the client would lose the answer. So
     // this shuts down reading and drains the request.
     let _ = rustix::net::shutdown(connection, Shutdown::Read);

@@ -1,0 +1,417 @@
+//! [`Directory`]: binds names, connects to them, and removes what ended processes have left.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{AtFlags, FileType, Mode, OFlags};
+use rustix::io::Errno;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use umf_sync::{failpoint, fork};
+
+use super::error::{DirectoryError, DirectoryResult as Result};
+use super::lock::{HeldLock, LockFile, Record};
+use crate::{CloseOnFork, SystemResult};
+
+/// Suffix of the lock file of a name.
+const LOCK: &str = ".lock";
+/// Suffix of a socket that does not listen yet.
+const NEW: &str = ".new";
+/// How often a name is tried whose lock file disappears meanwhile.
+const ATTEMPTS: u32 = 16;
+/// How long a bind waits for a lock: a process that looks for left-overs holds it for a moment.
+const LOCK_PATIENCE: Duration = Duration::from_millis(20);
+/// The longest path of a socket address.
+const MAX_ADDRESS: usize = 107;
+
+/// A directory in which sockets have names. Every operation opens it anew, so that it holds no
+/// descriptor. Thread-safe.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Directory {
+    path: PathBuf,
+}
+
+/// The state of a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NameState {
+    /// No process has bound it.
+    Absent,
+    /// The process that has bound it runs. It may be stopped.
+    Alive,
+    /// The process that bound it has ended.
+    Dead,
+    /// Cannot be known: no permission, or the lock file is not the one that its owner locked.
+    Unknown,
+}
+
+/// Counts of the names that [`Directory::remove_leftovers`] found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Leftovers {
+    /// Names of ended processes, whose files were removed.
+    pub removed: u64,
+    /// Names of running processes.
+    pub alive: u64,
+    /// Names of ended processes whose files this process may not remove: another user's, in a
+    /// directory with the sticky bit.
+    pub foreign: u64,
+    /// Names whose owner this process cannot know: their lock files are seen through another file
+    /// system, or are unreadable.
+    pub unknown: u64,
+    /// Names of other prefixes of umf: of another boot or machine.
+    pub other_boots: u64,
+}
+
+impl Directory {
+    /// Returns the directory at `path`. The first operation checks it.
+    #[must_use]
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self { path: path.into() }
+    }
+
+    /// Returns the path.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Checks that the directory exists, and that other users cannot replace what is in it.
+    ///
+    /// # Errors
+    /// [`DirectoryError`].
+    pub fn check(&self) -> Result<()> {
+        self.open(OFlags::PATH).map(drop)
+    }
+
+    /// Returns the error of an operation that failed.
+    #[must_use]
+    pub fn error(&self, operation: &'static str, errno: Errno) -> DirectoryError {
+        DirectoryError::of(&self.path, operation, errno)
+    }
+
+    fn failed(&self, operation: &'static str) -> impl Fn(Errno) -> DirectoryError {
+        move |errno| self.error(operation, errno)
+    }
+
+    fn open(&self, flags: OFlags) -> Result<OwnedFd> {
+        let flags = flags | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let opened = rustix::fs::open(&self.path, flags, Mode::empty());
+        let directory = opened.map_err(|errno| match errno {
+            Errno::NOENT => DirectoryError::Missing { path: self.path.clone() },
+            Errno::NOTDIR => DirectoryError::NotDirectory { path: self.path.clone() },
+            errno => self.error("opening it", errno),
+        })?;
+        let found = rustix::fs::fstat(&directory).map_err(self.failed("fstat"))?;
+        let is_sticky = found.st_mode & 0o1000 != 0;
+        // Users of a group that may write are trusted by whoever made the group's directory.
+        if found.st_mode & 0o002 != 0 && !is_sticky {
+            let mode = found.st_mode & 0o7777;
+            return Err(DirectoryError::WritableByOthers { path: self.path.clone(), mode });
+        }
+        Ok(directory)
+    }
+
+    /// Binds a name and listens. Returns `None` if a running process has the name. `mode` is that of
+    /// the socket: who may write it may connect.
+    ///
+    /// # Errors
+    /// [`DirectoryError`]. Nothing is left in the directory.
+    pub fn bind(&self, name: &str, mode: u32, backlog: i32) -> Result<Option<NamedSocket>> {
+        let directory = self.open(OFlags::PATH)?;
+        let Some(lock) = self.lock_name(&directory, name, mode)? else { return Ok(None) };
+        failpoint!("directory.locked");
+        let listener = match self.listen(&directory, name, mode, backlog) {
+            Ok(listener) => listener,
+            Err(error) => {
+                let _ = rustix::fs::unlinkat(&directory, format!("{name}{NEW}"), AtFlags::empty());
+                let _ = rustix::fs::unlinkat(&directory, lock_name(name), AtFlags::empty());
+                return Err(error);
+            }
+        };
+        failpoint!("directory.bound");
+        Ok(Some(NamedSocket {
+            directory: self.clone(),
+            name: name.to_owned(),
+            lock,
+            listener: Some(listener),
+            generation: fork::generation(),
+        }))
+    }
+
+    /// Acquires the lock of a name.
+    fn lock_name(&self, directory: &OwnedFd, name: &str, mode: u32) -> Result<Option<HeldLock>> {
+        let file_name = lock_name(name);
+        // Readers of the lock file can test the lock, and cannot take it.
+        let mode = Mode::from_raw_mode(0o600 | mode & 0o044);
+        let until = Instant::now() + LOCK_PATIENCE;
+        for _ in 0..ATTEMPTS {
+            let file = LockFile::open(directory, &file_name, Some(mode), true)
+                .map_err(self.failed("creating a lock file"))?;
+            failpoint!("directory.lock_opened");
+            while !file.try_lock().map_err(self.failed("locking a file"))? {
+                if Instant::now() > until {
+                    return Ok(None);
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            // A process that looks for left-overs may have removed it before it was locked here.
+            if !file.is_at(directory, &file_name) {
+                continue;
+            }
+            let held = file.write_record(mode).and_then(|()| file.into_held());
+            return match held {
+                Ok(held) => Ok(Some(held)),
+                Err(errno) => {
+                    let _ = rustix::fs::unlinkat(directory, &file_name, AtFlags::empty());
+                    Err(self.failed("writing and mapping a lock file")(errno))
+                }
+            };
+        }
+        Err(self.failed("locking a file that is removed again and again")(Errno::AGAIN))
+    }
+
+    fn listen(&self, directory: &OwnedFd, name: &str, mode: u32, backlog: i32) -> Result<CloseOnFork> {
+        let new = format!("{name}{NEW}");
+        let error = |operation| self.failed(operation);
+        match rustix::fs::unlinkat(directory, &new, AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => {}
+            Err(errno) => return Err(error("removing a left-over socket")(errno)),
+        }
+        let address = self.address(directory, &new).map_err(error("naming a socket"))?;
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let make = || rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
+        let socket = CloseOnFork::make(make).map_err(error("making a socket"))?;
+        rustix::net::bind(&socket, &address).map_err(error("binding a socket"))?;
+        failpoint!("directory.socket_bound");
+        // The kernel applies the umask to the mode of a bound socket.
+        let mode = Mode::from_raw_mode(mode & 0o777);
+        rustix::fs::chmodat(directory, &new, mode, AtFlags::empty()).map_err(error("chmod of a socket"))?;
+        rustix::net::listen(&socket, backlog).map_err(error("listen"))?;
+        failpoint!("directory.listening");
+        rustix::fs::renameat(directory, &new, directory, name).map_err(error("renaming a socket"))?;
+        Ok(socket)
+    }
+
+    /// Returns the address of the file `name`.
+    fn address(&self, directory: &OwnedFd, name: &str) -> SystemResult<SocketAddrUnix> {
+        let path = format!("/proc/thread-self/fd/{}/{name}", directory.as_raw_fd());
+        if crate::process::sees_itself_in_proc() {
+            return SocketAddrUnix::new(path);
+        }
+        let path = self.path.join(name);
+        if path.as_os_str().len() > MAX_ADDRESS { Err(Errno::NAMETOOLONG) } else { SocketAddrUnix::new(path) }
+    }
+
+    /// Connects to a name. Waits for a place in the backlog for `timeout` at most; `None` waits
+    /// without a limit.
+    ///
+    /// # Errors
+    /// [`DirectoryError`]; its errno is `ENOENT` if there is no such name, `ECONNREFUSED` if no
+    /// process listens, `EAGAIN` after the timeout, `EINTR` after a signal, `ENOTSOCK` and `ELOOP` if
+    /// the name is a file of another type or a symbolic link.
+    pub fn connect(&self, name: &str, timeout: Option<Duration>) -> Result<OwnedFd> {
+        let directory = self.open(OFlags::PATH)?;
+        let error = |operation| self.failed(operation);
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file =
+            rustix::fs::openat(&directory, name, flags, Mode::empty()).map_err(error("finding a socket"))?;
+        // The descriptor keeps the file, whatever its name becomes.
+        let found = rustix::fs::fstat(&file).map_err(error("fstat of a socket"))?;
+        match FileType::from_raw_mode(found.st_mode) {
+            FileType::Socket => {}
+            FileType::Symlink => return Err(error("connecting to a symbolic link")(Errno::LOOP)),
+            _ => return Err(error("connecting to a file")(Errno::NOTSOCK)),
+        }
+        let address = if crate::process::sees_itself_in_proc() {
+            SocketAddrUnix::new(format!("/proc/thread-self/fd/{}", file.as_raw_fd()))
+        } else {
+            self.address(&directory, name)
+        };
+        let address = address.map_err(error("naming a socket"))?;
+        let flags = SocketFlags::CLOEXEC;
+        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+            .map_err(error("making a socket"))?;
+        // Only a blocking connect waits for a place in the backlog: poll does not report one.
+        set_socket_timeout(&socket, Timeout::Send, timeout).map_err(error("setting a timeout"))?;
+        rustix::net::connect(&socket, &address).map_err(error("connecting to a socket"))?;
+        Ok(socket)
+    }
+
+    /// Returns whether the process that bound a name runs.
+    ///
+    /// # Errors
+    /// [`DirectoryError`] of the directory itself.
+    pub fn state(&self, name: &str) -> Result<NameState> {
+        let directory = self.open(OFlags::PATH)?;
+        let file = match LockFile::open(&directory, &lock_name(name), None, false) {
+            Ok(file) => file,
+            Err(Errno::NOENT) => return Ok(NameState::Absent),
+            Err(_) => return Ok(NameState::Unknown),
+        };
+        Ok(match (file.read_record(), file.is_locked()) {
+            (Ok(Record::Same), Ok(false)) => NameState::Dead,
+            // Being bound, if it is locked; else its owner ended at that.
+            (Ok(Record::Same | Record::Empty), Ok(true)) => NameState::Alive,
+            (Ok(Record::Empty), Ok(false)) => NameState::Dead,
+            _ => NameState::Unknown,
+        })
+    }
+
+    /// Returns the names with this prefix, sorted. A name may be free by now.
+    ///
+    /// # Errors
+    /// [`DirectoryError`].
+    pub fn names(&self, prefix: &str) -> Result<Vec<String>> {
+        let mut names = self.entries()?;
+        names.retain(|name| name.starts_with(prefix) && !name.ends_with(LOCK) && !name.ends_with(NEW));
+        names.sort();
+        Ok(names)
+    }
+
+    fn entries(&self) -> Result<Vec<String>> {
+        let directory = self.open(OFlags::RDONLY)?;
+        let entries = rustix::fs::Dir::new(directory).map_err(self.failed("listing it"))?;
+        let mut names = Vec::new();
+        for entry in entries {
+            let entry = entry.map_err(self.failed("listing it"))?;
+            // Names of umf are ASCII.
+            names.extend(entry.file_name().to_str().ok().map(str::to_owned));
+        }
+        Ok(names)
+    }
+
+    /// Removes the files of names with `prefix` whose owners have ended. `family` is the beginning of
+    /// all names of umf, which `prefix` begins with.
+    ///
+    /// # Errors
+    /// [`DirectoryError`] of the directory itself.
+    pub fn remove_leftovers(&self, family: &str, prefix: &str) -> Result<Leftovers> {
+        let entries = self.entries()?;
+        let directory = self.open(OFlags::PATH)?;
+        let mut found = Leftovers::default();
+        for entry in &entries {
+            let Some(name) = entry.strip_suffix(LOCK).filter(|name| name.starts_with(family)) else {
+                continue;
+            };
+            if name.starts_with(prefix) {
+                *found.count_of(remove_if_dead(&directory, name, entry)) += 1;
+            } else {
+                found.other_boots += 1;
+            }
+        }
+        Ok(found)
+    }
+}
+
+impl Leftovers {
+    fn count_of(&mut self, outcome: Outcome) -> &mut u64 {
+        match outcome {
+            Outcome::Removed => &mut self.removed,
+            Outcome::Alive => &mut self.alive,
+            Outcome::Foreign => &mut self.foreign,
+            Outcome::Unknown => &mut self.unknown,
+        }
+    }
+}
+
+enum Outcome {
+    Removed,
+    Alive,
+    Foreign,
+    Unknown,
+}
+
+/// Removes the files of a name if its lock is free.
+fn remove_if_dead(directory: &OwnedFd, name: &str, lock: &str) -> Outcome {
+    let file = match LockFile::open(directory, lock, None, true) {
+        Ok(file) => file,
+        // Another process removed it meanwhile.
+        Err(Errno::NOENT) => return Outcome::Removed,
+        // Another user's. Reading may be permitted, and with it a test of the lock.
+        Err(Errno::ACCESS | Errno::PERM) => {
+            let Ok(file) = LockFile::open(directory, lock, None, false) else { return Outcome::Unknown };
+            return match (file.read_record(), file.is_locked()) {
+                (Ok(Record::Same | Record::Empty), Ok(true)) => Outcome::Alive,
+                (Ok(Record::Same | Record::Empty), Ok(false)) => Outcome::Foreign,
+                _ => Outcome::Unknown,
+            };
+        }
+        Err(_) => return Outcome::Unknown,
+    };
+    match file.try_lock() {
+        Ok(true) => {}
+        Ok(false) => return Outcome::Alive,
+        Err(_) => return Outcome::Unknown,
+    }
+    failpoint!("directory.dead_locked");
+    // Another process may have removed it, and a third may have bound the name.
+    if !file.is_at(directory, lock) {
+        return Outcome::Removed;
+    }
+    match file.read_record() {
+        Ok(Record::Same) => {}
+        // Its owner ended before it made the socket.
+        Ok(Record::Empty) => {}
+        _ => return Outcome::Unknown,
+    }
+    // The lock file last: without it, no process would find the others.
+    for suffix in [NEW, "", LOCK] {
+        match rustix::fs::unlinkat(directory, format!("{name}{suffix}"), AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => {}
+            Err(Errno::ACCESS | Errno::PERM) => return Outcome::Foreign,
+            Err(_) => return Outcome::Unknown,
+        }
+        failpoint!("directory.leftover_removed");
+    }
+    Outcome::Removed
+}
+
+fn lock_name(name: &str) -> String {
+    format!("{name}{LOCK}")
+}
+
+/// A name that this process has bound, with the listening socket. Dropping it removes both files.
+/// Dropping it in a forked child does nothing.
+#[derive(Debug)]
+pub struct NamedSocket {
+    directory: Directory,
+    name: String,
+    lock: HeldLock,
+    /// `None` once taken.
+    listener: Option<CloseOnFork>,
+    /// [`fork::generation`] of the process that bound it.
+    generation: u32,
+}
+
+impl NamedSocket {
+    /// Takes the listening socket, which is non-blocking. The name lasts until `self` is dropped.
+    pub fn take_listener(&mut self) -> Option<CloseOnFork> {
+        self.listener.take()
+    }
+
+    /// Returns the name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+}
+
+impl Drop for NamedSocket {
+    fn drop(&mut self) {
+        if self.generation != fork::generation() {
+            return;
+        }
+        // The socket first: a client that finds neither knows that the name is free.
+        drop(self.listener.take());
+        let Ok(directory) = self.directory.open(OFlags::PATH) else { return };
+        let lock = lock_name(&self.name);
+        // Another process cannot take the name while this one holds the lock of its file.
+        if self.lock.is_at(&directory, &lock) {
+            for file in [&self.name, &lock] {
+                let _ = rustix::fs::unlinkat(&directory, file, AtFlags::empty());
+            }
+        }
+        failpoint!("directory.unbound");
+    }
+}

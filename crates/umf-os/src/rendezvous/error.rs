@@ -1,0 +1,100 @@
+//! [`DirectoryError`]: what is wrong with a directory or a name in it.
+
+use std::path::{Path, PathBuf};
+
+use rustix::io::Errno;
+
+/// The result of an operation on a directory.
+pub type DirectoryResult<T> = Result<T, DirectoryError>;
+
+/// The error of an operation on a rendezvous directory.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum DirectoryError {
+    /// There is no such directory.
+    #[error(
+        "cannot use the directory {}: it does not exist here; mount the same volume into this container, create the \
+         directory (mkdir -m 1777), and set UMF_IPC_DIR to its path in this container",
+        path.display()
+    )]
+    Missing {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// The path is no directory.
+    #[error("cannot use {} as the directory of sockets: it is no directory; set UMF_IPC_DIR to a directory", path.display())]
+    NotDirectory {
+        /// The path.
+        path: PathBuf,
+    },
+    /// Other users could replace the sockets of this process.
+    #[error(
+        "cannot use the directory {}: its mode is {mode:04o}, so that other users can replace the sockets in it; \
+         chmod 1777 it (or 0700 for one user), or create such a directory in the volume",
+        path.display()
+    )]
+    WritableByOthers {
+        /// The directory.
+        path: PathBuf,
+        /// Its permissions (`chmod(2)`).
+        mode: u32,
+    },
+    /// The kernel refuses an operation.
+    #[error("{operation} in the directory {} is not permitted ({errno}); {remedy}", path.display())]
+    NotPermitted {
+        /// The directory.
+        path: PathBuf,
+        /// What this process tried.
+        operation: &'static str,
+        /// The error.
+        errno: Errno,
+        /// What to do.
+        remedy: &'static str,
+    },
+    /// Another error of the kernel.
+    #[error("{operation} in the directory {} failed: {errno}{hint}", path.display())]
+    System {
+        /// The directory.
+        path: PathBuf,
+        /// What failed.
+        operation: &'static str,
+        /// The error.
+        errno: Errno,
+        /// What to do; empty if nothing is known.
+        hint: &'static str,
+    },
+}
+
+impl DirectoryError {
+    /// Returns the error of an operation in the directory at `path`.
+    pub(super) fn of(path: &Path, operation: &'static str, errno: Errno) -> Self {
+        let path = path.to_owned();
+        let remedy = match errno {
+            Errno::ACCESS | Errno::PERM => {
+                "give this process's user write and search permission (chown, chmod 1777, or fsGroup in Kubernetes)"
+            }
+            Errno::ROFS => "mount the volume writable (without :ro, or with readOnly: false)",
+            _ => {
+                let hint = match errno {
+                    Errno::NOSPC | Errno::DQUOT => "; free space or inodes in that file system",
+                    Errno::NAMETOOLONG => "; use a shorter path, or mount /proc",
+                    Errno::NOLCK | Errno::NOSYS | Errno::NODEV | Errno::OPNOTSUPP => {
+                        "; its file system has no locks, sockets or shared mappings: use tmpfs or a local file system"
+                    }
+                    _ => "",
+                };
+                return Self::System { path, operation, errno, hint };
+            }
+        };
+        Self::NotPermitted { path, operation, errno, remedy }
+    }
+
+    /// Returns the kernel's error; `None` if the directory itself is unsuitable.
+    #[must_use]
+    pub const fn errno(&self) -> Option<Errno> {
+        match self {
+            Self::NotPermitted { errno, .. } | Self::System { errno, .. } => Some(*errno),
+            _ => None,
+        }
+    }
+}

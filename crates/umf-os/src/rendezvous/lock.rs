@@ -1,0 +1,125 @@
+//! [`LockFile`]: the file `NAME.lock`, opened; and [`HeldLock`], its lock.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::fs::{AtFlags, FileType, Mode, OFlags};
+use rustix::io::Errno;
+use umf_sync::failpoint;
+use umf_sync::fork::{ForkGuard, Outer};
+
+use crate::SystemResult as Result;
+use crate::file::{self, FileIdentity};
+use crate::{OfdLocks, SharedMapping, page_size};
+
+/// The longest text of a lock file.
+const MAX_RECORD: usize = 128;
+/// The byte whose write lock is held.
+const BYTE: u64 = 0;
+
+/// A lock file that this process has opened. Forks of this process wait until it is dropped: a child
+/// would share its open file description, and with it the lock.
+#[derive(Debug)]
+pub(super) struct LockFile {
+    fd: OwnedFd,
+    identity: FileIdentity,
+    _no_fork: ForkGuard<Outer>,
+}
+
+/// What the text of a lock file says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Record {
+    /// This process sees the file that its owner locked.
+    Same,
+    /// The owner has not written it yet, or ended before.
+    Empty,
+    /// The owner locked another file than the one that this process sees, or the text is not a record.
+    Other,
+}
+
+impl LockFile {
+    /// Opens the file `name` in a directory. `create`: with this mode, if there is none.
+    pub(super) fn open(
+        directory: impl AsFd,
+        name: &str,
+        create: Option<Mode>,
+        writable: bool,
+    ) -> Result<Self> {
+        let access = if writable { OFlags::RDWR } else { OFlags::RDONLY };
+        let flags = access | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY;
+        let no_fork = ForkGuard::new();
+        let flags = if create.is_some() { flags | OFlags::CREATE } else { flags };
+        let fd = rustix::fs::openat(directory, name, flags, create.unwrap_or(Mode::empty()))?;
+        if !file::is_regular(&fd)? {
+            return Err(Errno::OPNOTSUPP);
+        }
+        let identity = file::identity(&fd)?;
+        Ok(Self { fd, identity, _no_fork: no_fork })
+    }
+
+    /// Acquires the lock. Returns `false` if another process holds it.
+    pub(super) fn try_lock(&self) -> Result<bool> {
+        OfdLocks::of_file(&self.fd).try_write_lock(BYTE)
+    }
+
+    /// Returns whether another process holds the lock.
+    pub(super) fn is_locked(&self) -> Result<bool> {
+        OfdLocks::of_file(&self.fd).is_write_locked(BYTE)
+    }
+
+    /// Returns whether `name` in a directory is still this file.
+    pub(super) fn is_at(&self, directory: impl AsFd, name: &str) -> bool {
+        identity_at(directory, name) == Ok(self.identity)
+    }
+
+    /// Writes the record, and sets the mode, whatever the umask is. The caller holds the lock.
+    pub(super) fn write_record(&self, mode: Mode) -> Result<()> {
+        rustix::fs::fchmod(&self.fd, mode)?;
+        rustix::fs::ftruncate(&self.fd, 0)?;
+        let FileIdentity { device, inode } = self.identity;
+        let record = format!("umf lock 1: device {device} inode {inode}, pid {}\n", crate::process::pid());
+        let written = rustix::io::retry_on_intr(|| rustix::io::pwrite(&self.fd, record.as_bytes(), 0))?;
+        if written == record.len() { Ok(()) } else { Err(Errno::NOSPC) }
+    }
+
+    pub(super) fn read_record(&self) -> Result<Record> {
+        let mut bytes = [0; MAX_RECORD];
+        let length = rustix::io::retry_on_intr(|| rustix::io::pread(&self.fd, &mut bytes, 0))?;
+        if length == 0 {
+            return Ok(Record::Empty);
+        }
+        let FileIdentity { device, inode } = self.identity;
+        let own = format!("umf lock 1: device {device} inode {inode},");
+        Ok(if bytes.starts_with(own.as_bytes()) { Record::Same } else { Record::Other })
+    }
+
+    /// Passes the lock, which the caller holds, to a mapping of the file, and closes the descriptor.
+    pub(super) fn into_held(self) -> Result<HeldLock> {
+        let mut mapping = SharedMapping::at(&self.fd, 0, page_size(), false)?;
+        mapping.exclude_from_fork()?;
+        failpoint!("directory.lock_mapped");
+        Ok(HeldLock { identity: self.identity, _mapping: mapping })
+    }
+}
+
+/// A lock that lasts until this is dropped or the process ends. A program that closes all descriptors
+/// does not lose it. Forked children do not have it.
+#[derive(Debug)]
+pub(super) struct HeldLock {
+    identity: FileIdentity,
+    _mapping: SharedMapping,
+}
+
+impl HeldLock {
+    /// Returns whether `name` in a directory is still the locked file.
+    pub(super) fn is_at(&self, directory: impl AsFd, name: &str) -> bool {
+        identity_at(directory, name) == Ok(self.identity)
+    }
+}
+
+fn identity_at(directory: impl AsFd, name: &str) -> Result<FileIdentity> {
+    let found = rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW)?;
+    if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile {
+        return Err(Errno::OPNOTSUPP);
+    }
+    Ok(FileIdentity { device: found.st_dev, inode: found.st_ino })
+}

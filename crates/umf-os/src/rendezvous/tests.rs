@@ -1,0 +1,281 @@
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::os::fd::AsFd;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use rustix::io::Errno;
+
+use super::*;
+
+const MODE: u32 = 0o600;
+
+/// A folder that is removed with all that is in it.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("umf-os-{name}-{}", std::process::id()));
+        std::fs::create_dir(&path).unwrap();
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o700)).unwrap();
+        Self(path)
+    }
+
+    fn directory(&self) -> Directory {
+        Directory::new(&self.0)
+    }
+
+    fn files(&self) -> Vec<String> {
+        let entries = std::fs::read_dir(&self.0).unwrap();
+        let mut names: Vec<_> =
+            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    fn remove_leftovers(&self) -> Leftovers {
+        self.directory().remove_leftovers("umf-", "umf-").unwrap()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Runs `body` in a forked child, which then waits to be killed. Returns its pid after `body`.
+fn child(body: impl FnOnce()) -> libc::pid_t {
+    let (read, write) = rustix::pipe::pipe().unwrap();
+    // SAFETY: the child runs `body` and sleeps; glibc's allocator works in a forked child.
+    let pid = unsafe { libc::fork() };
+    assert!(pid >= 0);
+    if pid == 0 {
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body));
+        let _ = rustix::io::write(&write, &[u8::from(result.is_ok())]);
+        loop {
+            // SAFETY: waits to be killed.
+            unsafe { libc::pause() };
+        }
+    }
+    drop(write);
+    let mut done = [0];
+    rustix::io::read(&read, &mut done).unwrap();
+    assert_eq!(done, [1], "the child failed");
+    pid
+}
+
+fn kill(pid: libc::pid_t) {
+    // SAFETY: a child of this test.
+    unsafe { libc::kill(pid, libc::SIGKILL) };
+    let mut status = 0;
+    // SAFETY: `status` is valid for the write.
+    while unsafe { libc::waitpid(pid, &raw mut status, 0) } != pid {}
+}
+
+fn connect_errno(directory: &Directory, name: &str) -> Option<Errno> {
+    directory.connect(name, Some(Duration::from_millis(50))).unwrap_err().errno()
+}
+
+#[test]
+fn bound_name_is_found_and_leaves_nothing() {
+    let folder = Folder::new("bound");
+    let directory = folder.directory();
+    assert_eq!(directory.state("umf-a"), Ok(NameState::Absent));
+    assert_eq!(connect_errno(&directory, "umf-a"), Some(Errno::NOENT));
+    let mut socket = directory.bind("umf-a", 0o660, 4).unwrap().unwrap();
+    assert_eq!(folder.files(), ["umf-a", "umf-a.lock"]);
+    let mode = |name| folder.0.join(name).metadata().unwrap().mode() & 0o777;
+    assert_eq!((mode("umf-a"), mode("umf-a.lock")), (0o660, 0o640));
+    assert_eq!(directory.state("umf-a"), Ok(NameState::Alive));
+    assert!(directory.bind("umf-a", MODE, 4).unwrap().is_none(), "the name is taken");
+    let listener = socket.take_listener().unwrap();
+    let client = directory.connect("umf-a", None).unwrap();
+    let accepted = rustix::net::accept(&listener).unwrap();
+    rustix::net::send(&client, b"x", rustix::net::SendFlags::empty()).unwrap();
+    let mut byte = [0];
+    assert_eq!(rustix::io::read(&accepted, &mut byte), Ok(1));
+    assert_eq!(directory.names("umf-").unwrap(), ["umf-a"]);
+    assert_eq!(folder.remove_leftovers(), Leftovers { alive: 1, ..Leftovers::default() });
+    drop((socket, listener));
+    assert!(folder.files().is_empty());
+}
+
+#[test]
+fn path_beyond_a_socket_address_works() {
+    let folder = Folder::new("long");
+    let mut path = folder.0.clone();
+    while path.as_os_str().len() < 300 {
+        path.push("d".repeat(50));
+        std::fs::create_dir(&path).unwrap();
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o700)).unwrap();
+    }
+    let directory = Directory::new(&path);
+    let socket = directory.bind("umf-a", MODE, 4).unwrap().unwrap();
+    directory.connect("umf-a", None).unwrap();
+    // The same directory by another path.
+    let other = folder.0.join("other");
+    symlink(&path, &other).unwrap();
+    Directory::new(other).connect("umf-a", None).unwrap();
+    drop(socket);
+}
+
+#[test]
+fn leftovers_of_a_killed_process_are_removed() {
+    let folder = Folder::new("killed");
+    let directory = folder.directory();
+    let names = ["umf-a", "umf-b", "umf-c"];
+    let pid = child(|| {
+        for name in names {
+            core::mem::forget(directory.bind(name, MODE, 4).unwrap().unwrap());
+        }
+    });
+    assert_eq!(directory.state("umf-a"), Ok(NameState::Alive));
+    // A stopped process is alive.
+    // SAFETY: a child of this test.
+    unsafe { libc::kill(pid, libc::SIGSTOP) };
+    assert_eq!(folder.remove_leftovers(), Leftovers { alive: 3, ..Leftovers::default() });
+    kill(pid);
+    assert_eq!(directory.state("umf-a"), Ok(NameState::Dead));
+    assert_eq!(connect_errno(&directory, "umf-a"), Some(Errno::CONNREFUSED));
+    // A name can be bound again before its left-overs are removed.
+    let socket = directory.bind("umf-b", MODE, 4).unwrap().unwrap();
+    directory.connect("umf-b", None).unwrap();
+    assert_eq!(folder.remove_leftovers(), Leftovers { removed: 2, alive: 1, ..Leftovers::default() });
+    assert_eq!(folder.files(), ["umf-b", "umf-b.lock"]);
+    drop(socket);
+    assert!(folder.files().is_empty());
+}
+
+#[test]
+fn lock_lasts_without_descriptors_and_is_not_inherited() {
+    let folder = Folder::new("inherited");
+    let directory = folder.directory();
+    let (read, write) = rustix::pipe::pipe().unwrap();
+    let pid = child(|| {
+        let socket = directory.bind("umf-a", MODE, 4).unwrap().unwrap();
+        core::mem::forget(socket);
+        // SAFETY: the grandchild waits until the test closes the pipe, and ends.
+        if unsafe { libc::fork() } == 0 {
+            // SAFETY: this process does not use its copy of the descriptor otherwise.
+            unsafe { libc::close(std::os::fd::AsRawFd::as_raw_fd(&write)) };
+            let _ = rustix::io::read(&read, &mut [0]);
+            // SAFETY: ends the grandchild.
+            unsafe { libc::_exit(0) };
+        }
+        assert_eq!(directory.state("umf-a"), Ok(NameState::Alive));
+    });
+    // The grandchild lives and has no lock.
+    kill(pid);
+    assert_eq!(directory.state("umf-a"), Ok(NameState::Dead));
+    assert_eq!(folder.remove_leftovers().removed, 1);
+    drop(write);
+    // No descriptor of the lock file stays open, so that a program that closes all keeps the lock.
+    let socket = directory.bind("umf-a", MODE, 4).unwrap().unwrap();
+    let open = std::fs::read_dir("/proc/self/fd").unwrap();
+    let lock = folder.0.join("umf-a.lock");
+    assert!(open.flatten().all(|entry| std::fs::read_link(entry.path()).ok() != Some(lock.clone())));
+    drop(socket);
+}
+
+#[test]
+fn living_name_is_never_removed() {
+    let folder = Folder::new("alive");
+    let directory = folder.directory();
+    // A full backlog.
+    let socket = directory.bind("umf-a", MODE, 0).unwrap().unwrap();
+    let mut connections = Vec::new();
+    while let Ok(connection) = directory.connect("umf-a", Some(Duration::from_millis(10))) {
+        connections.push(connection);
+        assert!(connections.len() < 16);
+    }
+    assert_eq!(connect_errno(&directory, "umf-a"), Some(Errno::AGAIN));
+    assert_eq!(folder.remove_leftovers().alive, 1);
+    drop(socket);
+    // Seen through another file system: the lock file has another inode than its owner wrote.
+    let socket = directory.bind("umf-b", MODE, 4).unwrap().unwrap();
+    let seen = Folder::new("alive-seen");
+    std::fs::copy(folder.0.join("umf-b.lock"), seen.0.join("umf-b.lock")).unwrap();
+    assert_eq!(seen.directory().state("umf-b"), Ok(NameState::Unknown));
+    assert_eq!(seen.remove_leftovers(), Leftovers { unknown: 1, ..Leftovers::default() });
+    // Of another boot.
+    let found = directory.remove_leftovers("umf-", "umf-boot-").unwrap();
+    assert_eq!(found, Leftovers { other_boots: 1, ..Leftovers::default() });
+    // Between lock and socket.
+    drop(socket);
+    std::fs::write(folder.0.join("umf-c.lock"), "").unwrap();
+    let file =
+        lock::LockFile::open(std::fs::File::open(&folder.0).unwrap().as_fd(), "umf-c.lock", None, true)
+            .unwrap();
+    assert!(file.try_lock().unwrap());
+    let held = file.into_held().unwrap();
+    assert_eq!(directory.state("umf-c"), Ok(NameState::Alive));
+    assert_eq!(folder.remove_leftovers().alive, 1);
+    drop(held);
+    assert_eq!(folder.remove_leftovers().removed, 1);
+    assert!(folder.files().is_empty());
+}
+
+#[test]
+fn unsuitable_directory_is_refused_with_the_reason() {
+    let folder = Folder::new("unsuitable");
+    let missing = Directory::new(folder.0.join("missing"));
+    assert!(matches!(missing.check(), Err(DirectoryError::Missing { .. })));
+    let file = folder.0.join("file");
+    std::fs::write(&file, "").unwrap();
+    assert!(matches!(Directory::new(file).check(), Err(DirectoryError::NotDirectory { .. })));
+    let directory = folder.directory();
+    for (mode, is_refused) in [(0o777, true), (0o1777, false), (0o700, false), (0o770, false), (0o2777, true)]
+    {
+        std::fs::set_permissions(&folder.0, PermissionsExt::from_mode(mode)).unwrap();
+        let checked = directory.check();
+        assert_eq!(matches!(checked, Err(DirectoryError::WritableByOthers { .. })), is_refused, "{mode:o}");
+        assert_eq!(directory.bind("umf-a", MODE, 4).is_err(), is_refused);
+        assert_eq!(directory.connect("umf-b", None).unwrap_err().errno().is_none(), is_refused);
+    }
+}
+
+#[test]
+fn other_files_under_a_name_are_not_followed() {
+    let folder = Folder::new("files");
+    let directory = folder.directory();
+    let socket = directory.bind("umf-a", MODE, 4).unwrap().unwrap();
+    symlink("umf-a", folder.0.join("umf-link")).unwrap();
+    symlink("umf-a.lock", folder.0.join("umf-link.lock")).unwrap();
+    std::fs::write(folder.0.join("umf-file"), "").unwrap();
+    std::fs::create_dir(folder.0.join("umf-folder.lock")).unwrap();
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        folder.0.join("umf-pipe.lock"),
+        rustix::fs::FileType::Fifo,
+        rustix::fs::Mode::from_raw_mode(0o600),
+        0,
+    )
+    .unwrap();
+    assert_eq!(connect_errno(&directory, "umf-link"), Some(Errno::LOOP));
+    assert_eq!(connect_errno(&directory, "umf-file"), Some(Errno::NOTSOCK));
+    for name in ["umf-link", "umf-folder", "umf-pipe"] {
+        assert_eq!(directory.state(name), Ok(NameState::Unknown), "{name}");
+        assert!(directory.bind(name, MODE, 4).is_err(), "{name}");
+    }
+    assert_eq!(folder.remove_leftovers(), Leftovers { alive: 1, unknown: 3, ..Leftovers::default() });
+    drop(socket);
+}
+
+#[test]
+fn full_file_system_leaves_nothing() {
+    let folder = Folder::new("full");
+    // A file size limit of 0 refuses the record, as a full file system does.
+    let pid = child(|| {
+        // SAFETY: in the child only.
+        unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+        let limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: `limit` is valid for the read.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) }, 0);
+        let error = folder.directory().bind("umf-a", MODE, 4).unwrap_err();
+        assert_eq!(error.errno(), Some(Errno::FBIG));
+        assert!(folder.files().is_empty());
+    });
+    kill(pid);
+}
