@@ -81,6 +81,12 @@ words! {
         SameUser = "same-user",
         /// `handle`.
         Handle = "handle",
+        /// `same-user`, and the importer has no directory.
+        Unset = "importer -",
+        /// `same-user`, and each has another directory.
+        Other = "two",
+        /// `same-user`, and every user can rename files of others in it.
+        Unsafe = "mode 777",
     }
 }
 
@@ -105,8 +111,20 @@ words! {
         NotServed = "not served",
         /// `/proc` cannot reopen the memory.
         Memory = "memory",
-        /// No directory is in common.
+        /// One of them has no directory.
         NoDirectory = "no directory",
+        /// The producer answers in another directory.
+        OtherDirectory = "other directory",
+    }
+}
+
+impl Directory {
+    /// Returns the value of `ipc.allow`.
+    pub(crate) const fn allow(self) -> &'static str {
+        match self {
+            Self::Handle => "handle",
+            _ => "same-user",
+        }
     }
 }
 
@@ -143,12 +161,15 @@ pub(crate) enum Expected {
     Mode(&'static str),
     /// Each of these modes is refused, for one of these causes.
     Refused(Vec<(&'static str, Vec<Cause>)>),
+    /// The producer cannot export, with a reason that has this text.
+    NotExported(&'static str),
 }
 
 impl fmt::Display for Expected {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Mode(mode) => write!(f, "ok {mode}"),
+            Self::NotExported(reason) => write!(f, "not exported: {reason}"),
             Self::Refused(causes) => {
                 f.write_str("refused")?;
                 for (number, (mode, causes)) in causes.iter().enumerate() {
@@ -233,6 +254,12 @@ impl Cell {
     fn exists(&self) -> bool {
         let is_repeated = self.place == Place::Same
             && (!self.shares_pids || !self.shares_network || self.users == Users::Remapped);
+        // What is wrong with a directory shows where nothing else works.
+        let is_isolated = self.place == Place::Siblings && !self.shares_pids && !self.shares_network;
+        let is_wrong = matches!(self.directory, Directory::Unset | Directory::Other | Directory::Unsafe);
+        if is_wrong && (!is_isolated || self.memory == Memory::Cuda || self.users != Users::Same) {
+            return false;
+        }
         // The containers of crun are those of the host's user namespace.
         let has_tool = self.tool == Tool::Bwrap || !self.has_user_namespace();
         !is_repeated && has_tool
@@ -273,7 +300,9 @@ impl Cell {
 
     /// Returns what an open must answer in this cell, when the importer tries all modes.
     pub(crate) fn expected(&self, machine: Machine) -> Expected {
-        let has_directory = self.directory != Directory::None;
+        if self.directory == Directory::Unsafe {
+            return Expected::NotExported("its mode is 0777");
+        }
         let is_same = self.place == Place::Same;
         let is_yama = machine.yama > 0;
         let (pidfd, procfs) = if !self.shares_pids && !is_same {
@@ -292,8 +321,11 @@ impl Cell {
             Place::Siblings | Place::ToHost => !self.shares_pids,
             Place::FromHost => false,
         };
-        let is_served =
-            is_nested || machine.is_nested || has_directory || (self.memory == Memory::Cuda && is_yama);
+        // A producer that serves other users, too, has both sockets.
+        let is_served = is_nested
+            || machine.is_nested
+            || self.directory == Directory::Handle
+            || (self.memory == Memory::Cuda && is_yama);
         let by_user = if self.directory == Directory::Handle { &[] } else { self.user_refusals() };
         let socket = if !is_served {
             vec![Cause::NotServed]
@@ -304,8 +336,12 @@ impl Cell {
         };
         let mut modes = vec![("pidfd", pidfd), ("procfs", procfs), ("socket", socket)];
         if machine.has_directory {
-            modes
-                .push(("directory", if has_directory { by_user.to_vec() } else { vec![Cause::NoDirectory] }));
+            let directory = match self.directory {
+                Directory::None | Directory::Unset => vec![Cause::NoDirectory],
+                Directory::Other => vec![Cause::OtherDirectory],
+                _ => by_user.to_vec(),
+            };
+            modes.push(("directory", directory));
         }
         match modes.iter().find(|(_, causes)| causes.is_empty()) {
             Some((mode, _)) => Expected::Mode(mode),
@@ -319,7 +355,7 @@ impl fmt::Display for Cell {
         let word = |is: bool, yes: &'static str| if is { yes } else { "-" };
         write!(
             f,
-            "{:5}  {:9}  {:10}  {:7}  {:3}  {:3}  {:6}  {:9}",
+            "{:5}  {:9}  {:10}  {:7}  {:3}  {:3}  {:6}  {:10}",
             self.tool.name(),
             self.place,
             self.users,

@@ -12,6 +12,8 @@ use crate::container::{Container, Plan, Workshop};
 pub(crate) enum Found {
     /// What was expected; with the text of an error.
     AsExpected(String),
+    /// A refusal as expected, whose error names another cause.
+    OtherCause(String),
     /// Something else; with the log of the containers.
     Other(String, String),
     /// This machine cannot make the containers, for this reason.
@@ -75,11 +77,17 @@ impl Pair {
         if wants_user && !is_root {
             return Err("processes of other uids need root".to_owned());
         }
-        let directory = match cell.directory {
-            Directory::None => None,
-            _ => Some(workshop.shared_directory().map_err(|error| error.to_string())?),
+        let make = |mode| workshop.directory(mode).map(Some).map_err(|error| error.to_string());
+        let directories = match cell.directory {
+            Directory::None => [None, None],
+            Directory::Unset => [make(0o1777)?, None],
+            Directory::Other => [make(0o1777)?, make(0o1777)?],
+            Directory::SameUser | Directory::Handle | Directory::Unsafe => {
+                let directory = make(if cell.directory == Directory::Unsafe { 0o777 } else { 0o1777 })?;
+                [directory.clone(), directory]
+            }
         };
-        let plans = plans(cell, directory.as_ref(), is_root);
+        let plans = plans(cell, &directories, is_root);
         let containers =
             plans.iter().map(|plan| workshop.start(plan)).collect::<Result<Vec<_>, _>>().map_err(
                 |error| format!("{} with users {:?}: {error}", cell.tool.name(), cell.users.name()),
@@ -140,15 +148,16 @@ pub(crate) fn mode(container: &Container) -> String {
 
 /// Returns the containers of a cell: that of the producer, and that of the importer if it is
 /// another one.
-fn plans(cell: &Cell, directory: Option<&PathBuf>, is_root: bool) -> Vec<Plan> {
+fn plans(cell: &Cell, directories: &[Option<PathBuf>; 2], is_root: bool) -> Vec<Plan> {
     let plan = |number: usize, is_host: bool| {
         let mut variables = vec![("UMF_LOG".to_owned(), "level:debug;output:stderr".to_owned())];
         // The paths differ, and on the host it is a third one.
         let path = ["/run/umf", "/srv/exchange"][number].to_owned();
+        let directory = directories[number].as_ref();
         if let Some(host) = directory {
             let path = if is_host { host.display().to_string() } else { path.clone() };
             variables.push((VARIABLES[0].to_owned(), path));
-            variables.push((VARIABLES[1].to_owned(), cell.directory.name().to_owned()));
+            variables.push((VARIABLES[1].to_owned(), cell.directory.allow().to_owned()));
         }
         if is_host {
             return host_plan(variables);
@@ -193,7 +202,7 @@ fn uids(cell: &Cell, is_root: bool) -> [Option<u32>; 2] {
 }
 
 /// Runs a cell and compares what it finds with what is expected.
-pub(crate) fn run(workshop: &Workshop, machine: Machine, cell: &Cell) -> Found {
+pub(crate) fn run(workshop: &Workshop, machine: Machine, cell: &Cell, is_strict: bool) -> Found {
     let expected = cell.expected(machine);
     let mut pair = match Pair::start(workshop, cell) {
         Ok(pair) => pair,
@@ -201,10 +210,7 @@ pub(crate) fn run(workshop: &Workshop, machine: Machine, cell: &Cell) -> Found {
     };
     match try_cell(&mut pair, cell, &expected) {
         Ok(text) => Found::AsExpected(text),
-        // Builds without the mode `directory` have the earlier diagnosis.
-        Err(text) if text.starts_with(OTHER_CAUSE) && !machine.has_directory => {
-            Found::AsExpected(format!("refused, but {text}"))
-        }
+        Err(text) if text.starts_with(OTHER_CAUSE) && !is_strict => Found::OtherCause(text),
         Err(text) => {
             let log: Vec<String> = pair.containers.iter().map(Container::log).collect();
             Found::Other(text, log.concat())
@@ -220,7 +226,12 @@ fn try_cell(pair: &mut Pair, cell: &Cell, expected: &Expected) -> Result<String,
     let setup = |failure: Failure| format!("the producer cannot prepare: {failure}");
     pair.produce(&format!("pool p {kind}")).map_err(setup)?;
     pair.produce(&format!("pool apart {apart}")).map_err(setup)?;
-    let handle = pair.block("first", 1).map_err(setup)?;
+    let handle = match (pair.block("first", 1), expected) {
+        (Err(failure), Expected::NotExported(reason)) if failure.message.contains(reason) => {
+            return Ok(failure.to_string());
+        }
+        (result, _) => result.map_err(setup)?,
+    };
     match (pair.import(&format!("open {handle} -> first")), expected) {
         (Ok(_), Expected::Mode(mode)) => {
             let found = pair.mode();
@@ -229,9 +240,9 @@ fn try_cell(pair: &mut Pair, cell: &Cell, expected: &Expected) -> Result<String,
             }
             share(pair, &handle)
         }
-        (Ok(_), Expected::Refused(_)) => Err(format!("ok {}", pair.mode())),
+        (Ok(_), _) => Err(format!("ok {}", pair.mode())),
         (Err(failure), Expected::Refused(causes)) => is_refused(&failure, causes),
-        (Err(failure), Expected::Mode(_)) => Err(failure.to_string()),
+        (Err(failure), _) => Err(failure.to_string()),
     }
 }
 
@@ -242,8 +253,9 @@ fn is_refused(failure: &Failure, causes: &[(&str, Vec<Cause>)]) -> Result<String
         return Err(text);
     }
     for (mode, causes) in causes {
-        let begin = format!(" {mode}: ");
-        let part = failure.message.split(&begin).nth(1).and_then(|rest| rest.split(" (remedy: ").next());
+        // The first mode follows a colon, and the others a semicolon.
+        let begin = |before: &str| failure.message.split_once(&format!("{before} {mode}: "));
+        let part = begin(";").or_else(|| begin(":")).and_then(|(_, rest)| rest.split(" (remedy: ").next());
         let names =
             |cause: &Cause| cause.texts().iter().any(|text| part.is_some_and(|part| part.contains(text)));
         if !causes.iter().any(names) {
@@ -264,9 +276,10 @@ impl Cause {
             Self::Yama => &["yama"],
             Self::PidNamespace => &["pid namespace"],
             Self::NetworkNamespace => &["network namespace"],
-            Self::NotServed => &["does not answer on a socket"],
+            Self::NotServed => &["does not answer on a socket", "does not answer on an abstract socket"],
             Self::Memory => &["cannot be opened through /proc"],
-            Self::NoDirectory => &["ipc.directory"],
+            Self::OtherDirectory => &["has no socket in"],
+            Self::NoDirectory => &["does not answer in a directory", "has no directory set"],
         }
     }
 }

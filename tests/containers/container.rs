@@ -3,7 +3,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Write};
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt, symlink};
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -124,11 +124,11 @@ impl Workshop {
         needs_root.then(|| "crun needs root, or control groups that are delegated".to_owned())
     }
 
-    /// Creates a directory in which every user can create files, as `/tmp`.
-    pub(crate) fn shared_directory(&self) -> io::Result<PathBuf> {
+    /// Creates a directory with this mode.
+    pub(crate) fn directory(&self, mode: u32) -> io::Result<PathBuf> {
         let path = self.path("directory");
-        fs::DirBuilder::new().mode(0o700).create(&path)?;
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o1777))?;
+        fs::create_dir(&path)?;
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode))?;
         Ok(path)
     }
 
@@ -229,6 +229,11 @@ impl Workshop {
             }
         }
         if let Some((host, path)) = &plan.directory {
+            // bubblewrap creates the folders above a mount for its own user alone.
+            let above: Vec<&Path> = Path::new(path).ancestors().skip(1).collect();
+            for folder in above.into_iter().rev().skip(1) {
+                command.args(["--perms", "0755", "--dir"]).arg(folder);
+            }
             command.arg("--bind").arg(host).arg(path);
         }
         command.args(["--clearenv", "--setenv", "PATH", "/usr/bin", "--setenv", "LD_LIBRARY_PATH", "/umf"]);

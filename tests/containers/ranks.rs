@@ -98,7 +98,7 @@ fn run_with(workshop: &Workshop, machine: Machine, users: Users) -> Found {
     if users == Users::Each && !workshop.is_root() {
         return Found::Impossible("processes of other uids need root".to_owned());
     }
-    let directory = match workshop.shared_directory() {
+    let directory = match workshop.directory(0o1777) {
         Ok(directory) => directory,
         Err(error) => return Found::Impossible(error.to_string()),
     };
