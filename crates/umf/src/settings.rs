@@ -105,7 +105,7 @@ impl Ipc {
             return Some(self.directory.clone());
         }
         let path = umf_os::environment::variable(DRA_DIRECTORY).filter(|path| !path.is_empty())?;
-        let directory = umf_os::rendezvous::Directory::new(path);
+        let directory = umf_ipc::rendezvous::Directory::new(path);
         match directory.check() {
             Ok(()) => Some(directory.path().to_owned()),
             Err(error) => {

@@ -29,7 +29,7 @@ use crate::transfer::socket::proof::Key;
 use crate::transfer::socket::server::{Listeners, Server, ServerRule};
 use crate::transfer::{Exchange, Mode, yama_scope};
 use crate::{Error, Result};
-use umf_os::rendezvous::Directory;
+use crate::rendezvous::Directory;
 use umf_os::socket::Allow;
 
 type RegionEntry = Entry<u64, RegionExport>;

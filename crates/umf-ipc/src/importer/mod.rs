@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 use hashbrown::HashMap;
 use umf_core::{Address, Import, ProviderKind};
-use umf_os::rendezvous::Directory;
+use crate::rendezvous::Directory;
 use umf_os::socket::Allow;
 use umf_sync::Lock;
 

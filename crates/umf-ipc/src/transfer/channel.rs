@@ -17,7 +17,7 @@ use crate::error::FailedAttempt;
 use crate::handle::Handle;
 use crate::identity;
 use crate::{Error, Result};
-use umf_os::rendezvous::{Directory, DirectoryError, NameState};
+use crate::rendezvous::{Directory, DirectoryError, NameState};
 use umf_os::socket::Allow;
 use umf_os::{CheckedFile, FileIdentity};
 

@@ -10,8 +10,9 @@ use super::Mode;
 use crate::error::FailedAttempt;
 
 /// Remedy for a producer in another pid namespace.
-pub(super) const OTHER_PID_NAMESPACE: &str = "mount one directory into both and set UMF_IPC_DIR to it in both; or share the pid namespace \
-     (--pid=container:NAME, shareProcessNamespace: true)";
+pub(super) const OTHER_PID_NAMESPACE: &str = "mount one directory into both and set UMF_IPC_DIR to it in both; or, in one network namespace, \
+     UMF_IPC_EXCHANGE=socket in the producer; or share the pid namespace (--pid=container:NAME, \
+     shareProcessNamespace: true)";
 /// Remedy for a producer in another network namespace.
 pub(super) const OTHER_NETWORK_NAMESPACE: &str = "mount one directory into both and set UMF_IPC_DIR to it in both; or run both in one network namespace \
      (--network=container:NAME, one pod); get a new handle if the producer ended or called exec";

@@ -18,7 +18,7 @@ use super::proof::{self, ClientProof, Key};
 use super::{REPLY_SIZE, Reply, Request};
 use crate::identity::Nonce;
 use crate::transfer::RemoteFd;
-use umf_os::rendezvous::{Directory, DirectoryError};
+use crate::rendezvous::{Directory, DirectoryError};
 use umf_os::socket::{Allow, PeerTrust, peer_trust_by};
 
 /// The answer to a request.
