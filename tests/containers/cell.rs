@@ -150,8 +150,6 @@ pub(crate) struct Machine {
     pub(crate) is_nested: bool,
     /// `kernel.yama.ptrace_scope`.
     pub(crate) yama: u32,
-    /// Whether this build has the exchange mode `directory`.
-    pub(crate) has_directory: bool,
 }
 
 /// What an open must answer.
@@ -334,15 +332,12 @@ impl Cell {
         } else {
             by_user.to_vec()
         };
-        let mut modes = vec![("pidfd", pidfd), ("procfs", procfs), ("socket", socket)];
-        if machine.has_directory {
-            let directory = match self.directory {
-                Directory::None | Directory::Unset => vec![Cause::NoDirectory],
-                Directory::Other => vec![Cause::OtherDirectory],
-                _ => by_user.to_vec(),
-            };
-            modes.push(("directory", directory));
-        }
+        let directory = match self.directory {
+            Directory::None | Directory::Unset => vec![Cause::NoDirectory],
+            Directory::Other => vec![Cause::OtherDirectory],
+            _ => by_user.to_vec(),
+        };
+        let modes = vec![("pidfd", pidfd), ("procfs", procfs), ("socket", socket), ("directory", directory)];
         match modes.iter().find(|(_, causes)| causes.is_empty()) {
             Some((mode, _)) => Expected::Mode(mode),
             None => Expected::Refused(modes),

@@ -30,15 +30,6 @@ const VARIABLES: [&str; 2] = ["UMF_IPC_DIRECTORY", "UMF_IPC_ALLOW"];
 /// How the text of a result begins whose error names a cause that does not hold.
 const OTHER_CAUSE: &str = "the error names another cause";
 
-/// Returns the machine that this process runs on, and which modes its actors know.
-pub(crate) fn machine(workshop: &Workshop) -> Machine {
-    let variable = (VARIABLES[0].to_owned(), "/tmp".to_owned());
-    let mut host = workshop.start(&host_plan(vec![variable])).expect("a keeper starts");
-    host.start("probe", None).expect("an actor starts");
-    let settings = host.ask("probe", "settings").unwrap_or_default();
-    Machine::here(settings.contains("directory"))
-}
-
 fn host_plan(variables: Vec<(String, String)>) -> Plan {
     Plan {
         tool: None,

@@ -6,7 +6,6 @@ use std::path::Path;
 
 use umf_tests::Failure;
 
-use crate::cell::Machine;
 use crate::checks::{Found, mode};
 use crate::container::{Container, Plan, Tool, Workshop};
 
@@ -80,18 +79,15 @@ fn others(owner: usize) -> impl Iterator<Item = usize> {
 }
 
 /// Runs the test with the users that this machine has. Returns names and results.
-pub(crate) fn run(workshop: &Workshop, machine: Machine) -> Vec<(&'static str, Found)> {
+pub(crate) fn run(workshop: &Workshop) -> Vec<(&'static str, Found)> {
     let all = [
         ("four ranks in four user namespaces of one user", Users::One),
         ("four ranks of four users in user namespaces", Users::Each),
     ];
-    all.into_iter().map(|(name, users)| (name, run_with(workshop, machine, users))).collect()
+    all.into_iter().map(|(name, users)| (name, run_with(workshop, users))).collect()
 }
 
-fn run_with(workshop: &Workshop, machine: Machine, users: Users) -> Found {
-    if !machine.has_directory {
-        return Found::Impossible("four ranks in four containers need the setting ipc.directory".to_owned());
-    }
+fn run_with(workshop: &Workshop, users: Users) -> Found {
     if let Some(why) = workshop.lacks(Tool::Bwrap) {
         return Found::Impossible(why);
     }
