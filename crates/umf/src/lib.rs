@@ -124,9 +124,9 @@ pub mod registry {
 pub mod ipc {
     #[doc(inline)]
     pub use umf_ipc::{
-        BootId, CacheStatistics, DecodeError, Error, Exchange, Export, Exporter, ExporterSettings,
+        Allow, BootId, CacheStatistics, DecodeError, Error, Exchange, Export, Exporter, ExporterSettings,
         FailedAttempt, HANDLE_SIZE, Handle, Importer, ImporterBuilder, ImporterSettings, LimitPolicy,
-        Mapping, Mode, Nonce, Ptracer, Result, fd_socket, inspect, transit,
+        Mapping, Mode, Nonce, Ptracer, Result, fd_socket, inspect, rendezvous, transit,
     };
 }
 
