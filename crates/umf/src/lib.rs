@@ -68,6 +68,8 @@ mod global;
 pub mod history;
 mod kinds;
 pub mod leaks;
+#[cfg(feature = "domain")]
+pub mod domain;
 #[cfg(feature = "link")]
 pub mod link;
 #[cfg(feature = "log")]
@@ -203,15 +205,6 @@ pub mod plugin {
     pub use umf_provider_plugin::{
         DEFAULT_KIND, DEFAULT_SYMBOL, FdImport, PluginError, PluginImport, PluginLoader, PluginProvider,
         ProviderInfo, TableError, load, table,
-    };
-}
-
-/// Regions that belong to a named set of processes and outlive their creator.
-#[cfg(feature = "domain")]
-pub mod domain {
-    #[doc(inline)]
-    pub use umf_domain::{
-        Domain, DomainSettings, Error, Object, ObjectId, ObjectInfo, ParseObjectIdError, Result,
     };
 }
 
