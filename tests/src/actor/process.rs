@@ -55,6 +55,7 @@ pub(crate) fn execute(actor: &mut ActorState, command: &str, words: &[&str]) -> 
             Ok(String::new())
         }
         ("mount", [kind, target, options]) => mount(kind, target, options),
+        ("mount-bind", [source, target]) => mount_bind(source, target),
         ("sleep", [milliseconds]) => milliseconds.parse().map_err(Failure::from).map(|milliseconds| {
             std::thread::sleep(Duration::from_millis(milliseconds));
             String::new()
@@ -320,6 +321,18 @@ fn bind(actor: &mut ActorState, name: &str) -> Answer {
     check(unsafe { libc::bind(socket, (&raw const address).cast(), length) })?;
     // SAFETY: numbers only.
     check(unsafe { libc::listen(socket, 8) })
+}
+
+/// Makes a folder appear at another path too.
+fn mount_bind(source: &str, target: &str) -> Answer {
+    let text = |text: &str| CString::new(text).unwrap();
+    let (source, target) = (text(source), text(target));
+    let none = std::ptr::null();
+    let private = libc::MS_REC | libc::MS_PRIVATE;
+    // SAFETY: C strings and numbers; only this process's mount namespace changes.
+    check(unsafe { libc::mount(none, c"/".as_ptr(), none, private, none.cast()) })?;
+    // SAFETY: C strings and numbers; only this process's mount namespace changes.
+    check(unsafe { libc::mount(source.as_ptr(), target.as_ptr(), none, libc::MS_BIND, none.cast()) })
 }
 
 fn mount(kind: &str, target: &str, options: &str) -> Answer {

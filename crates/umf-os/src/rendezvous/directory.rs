@@ -119,7 +119,6 @@ impl Directory {
     /// [`DirectoryError`]. Nothing is left in the directory.
     pub fn bind(&self, name: &str, mode: u32, backlog: i32) -> Result<Option<NamedSocket>> {
         let Some(lock) = self.lock_within(LOCK_PATIENCE, name, lock_mode(mode))? else { return Ok(None) };
-        failpoint!("directory.locked");
         lock.listen(mode, backlog).map(Some)
     }
 
@@ -145,6 +144,7 @@ impl Directory {
     fn lock_within(&self, patience: Duration, name: &str, mode: u32) -> Result<Option<NamedLock>> {
         let directory = self.open(OFlags::PATH)?;
         let lock = self.lock_name(&directory, name, Mode::from_raw_mode(mode), patience)?;
+        failpoint!("directory.locked");
         Ok(lock.map(|lock| NamedLock {
             directory: self.clone(),
             name: name.to_owned(),
