@@ -32,7 +32,12 @@ pub struct DomainSettings {
 
 impl Default for DomainSettings {
     fn default() -> Self {
-        Self { timeout: Duration::from_secs(2), max_objects: MAX_SLOTS, directory: None, allow: Allow::SameUser }
+        Self {
+            timeout: Duration::from_secs(2),
+            max_objects: MAX_SLOTS,
+            directory: None,
+            allow: Allow::SameUser,
+        }
     }
 }
 

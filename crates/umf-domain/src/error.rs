@@ -158,7 +158,9 @@ pub enum Error {
     /// A participant does not permit this process, or this process does not permit a participant.
     #[error(
         "cannot join domain {domain:?}: the rule ipc.allow = \"{rule}\" refuses this process or a participant, in the \
-         directory {}; set the same rule everywhere, and {}", path.display(), rule_remedy(*rule)
+         directory {path}; set the same rule in all processes, and {remedy}",
+        path = path.display(),
+        remedy = remedy(*rule)
     )]
     NotPermitted {
         /// The domain.
@@ -189,7 +191,7 @@ pub enum Error {
     },
 }
 
-const fn rule_remedy(rule: Allow) -> &'static str {
+const fn remedy(rule: Allow) -> &'static str {
     match rule {
         Allow::SameUser => "run all processes as one user, or set UMF_IPC_ALLOW=group or handle",
         Allow::Group => "run all processes with one effective group, or set UMF_IPC_ALLOW=handle",

@@ -278,7 +278,8 @@ mod tests {
     fn names_in_directory_reveal_nothing_and_depend_on_the_rule() {
         let longest = "x/".repeat(32);
         let in_directory = |text: &str, allow| {
-            let settings = DomainSettings { directory: Some("/d".into()), allow, ..DomainSettings::default() };
+            let settings =
+                DomainSettings { directory: Some("/d".into()), allow, ..DomainSettings::default() };
             DomainName::new(text, &settings).unwrap()
         };
         let mut keys = Vec::new();

@@ -117,8 +117,7 @@ impl Place {
         };
         let failed = Error::system("getsockopt");
         let is_trusted = self.allow == Allow::Handle
-            || peer_trust_by(self.allow, socket.as_fd()).map_err(&failed)?
-                == PeerTrust::Trusted;
+            || peer_trust_by(self.allow, socket.as_fd()).map_err(&failed)? == PeerTrust::Trusted;
         if is_trusted {
             return Ok(Probe::Connected(socket));
         }
@@ -129,7 +128,11 @@ impl Place {
     /// Returns the result for a name whose owner the rule does not permit. With [`Allow::Group`] that
     /// can be a participant, which must not be ignored: there would be two domains with one name.
     fn not_permitted(&self, domain: &str, uid: u32, pid: i32) -> Result<Probe> {
-        if self.allow == Allow::Group { Err(self.error(domain, self.allow)) } else { Ok(Probe::OtherUser { uid, pid }) }
+        if self.allow == Allow::Group {
+            Err(self.error(domain, self.allow))
+        } else {
+            Ok(Probe::OtherUser { uid, pid })
+        }
     }
 
     /// Returns the error of a rule that refuses a process.

@@ -348,7 +348,8 @@ mod tests {
 
     #[test]
     fn address_in_directory_does_not_show_its_key() {
-        let settings = |allow| LinkSettings { directory: Some("/d".into()), allow, ..LinkSettings::default() };
+        let settings =
+            |allow| LinkSettings { directory: Some("/d".into()), allow, ..LinkSettings::default() };
         let unique = LinkAddress::unique(&settings(Allow::Handle)).unwrap();
         let named = Allow::ALL.map(|allow| LinkAddress::of_name_by(&settings(allow), "one").unwrap());
         for address in named.into_iter().chain([unique]) {

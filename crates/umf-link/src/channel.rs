@@ -507,7 +507,8 @@ mod tests {
 
     fn socket_pair() -> (OwnedFd, OwnedFd) {
         use rustix::net::{AddressFamily, SocketFlags, SocketType};
-        rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap()
+        rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+            .unwrap()
     }
 
     #[test]
@@ -518,9 +519,12 @@ mod tests {
         let dead = child.id().cast_signed();
         child.wait().unwrap();
         // A peer without a pid here is known by its socket.
-        for (pid, is_open, is_needed) in
-            [(std::process::id().cast_signed(), true, true), (dead, true, false), (0, true, true), (0, false, false)]
-        {
+        for (pid, is_open, is_needed) in [
+            (std::process::id().cast_signed(), true, true),
+            (dead, true, false),
+            (0, true, true),
+            (0, false, false),
+        ] {
             let lane = Arc::new(PeerLane::adopt(&fd, 1).unwrap().unwrap());
             let (socket, other) = socket_pair();
             let other = is_open.then_some(other);
@@ -537,7 +541,8 @@ mod tests {
     #[test]
     fn end_of_peer_without_pid_is_seen_with_and_without_pidfd() {
         let (socket, other) = socket_pair();
-        let (mut pids, sent) = rustix::pipe::pipe().map(|(read, write)| (std::fs::File::from(read), write)).unwrap();
+        let (mut pids, sent) =
+            rustix::pipe::pipe().map(|(read, write)| (std::fs::File::from(read), write)).unwrap();
         // SAFETY: both processes make only system calls, and are killed.
         let child = unsafe { libc::fork() };
         assert!(child >= 0);

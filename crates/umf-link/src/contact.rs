@@ -5,9 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::io::Errno;
 use rustix::net::Shutdown;
-use umf_ipc::fd_socket::{
-    ClientProof, DIRECTORY_FAMILY, Deadline, ProofStep, ServerProof, directory_prefix,
-};
+use umf_ipc::fd_socket::{ClientProof, DIRECTORY_FAMILY, Deadline, ProofStep, ServerProof, directory_prefix};
 use umf_ipc::{Allow, Nonce};
 use umf_os::rendezvous::{Directory, NameState, NamedSocket};
 use umf_os::socket::{PeerTrust, peer, peer_trust_by};
@@ -117,8 +115,8 @@ pub(crate) fn connect(
 /// [`Allow::Handle`] it has still to prove the key.
 fn trusted_pid(socket: &OwnedFd, rule: Allow) -> Result<i32> {
     let failed = Error::system("getsockopt");
-    let is_trusted = rule == Allow::Handle
-        || peer_trust_by(rule, socket.as_fd()).map_err(&failed)? == PeerTrust::Trusted;
+    let is_trusted =
+        rule == Allow::Handle || peer_trust_by(rule, socket.as_fd()).map_err(&failed)? == PeerTrust::Trusted;
     let (uid, pid) = peer(socket.as_fd()).map_err(&failed)?;
     match rule {
         _ if is_trusted => Ok(pid),

@@ -204,7 +204,8 @@ pub(crate) fn connect(
     let deadline = Deadline::after(timeout.unwrap_or(Duration::MAX));
     let interrupt = shared.settings.interrupt;
     let directory = shared.settings.directory.clone();
-    let absent = || Error::NotListening { name: address.socket(), pid: address.pid(), directory: directory.clone() };
+    let absent =
+        || Error::NotListening { name: address.socket(), pid: address.pid(), directory: directory.clone() };
     let failed = |errno| match errno {
         Errno::TIMEDOUT => timed_out("accepting the connection", timeout),
         Errno::INTR => Error::Interrupted,

@@ -25,7 +25,11 @@ pub enum Error {
     )]
     OtherMachine,
     /// No process listens at the address.
-    #[error("no process listens at {name:?}{}", absence(*pid, directory.as_deref()))]
+    #[error(
+        "no process listens at {name:?} ({place}): process {pid} has ended, dropped its endpoint or finds others elsewhere; get \
+         its new address, or set UMF_IPC_DIR in both processes to a directory that both have mounted",
+        place = place(directory.as_deref())
+    )]
     NotListening {
         /// The abstract socket, or the socket in the directory.
         name: String,
@@ -35,7 +39,11 @@ pub enum Error {
         directory: Option<PathBuf>,
     },
     /// One process has its sockets in a directory, and the other does not.
-    #[error("cannot connect: {}", other_place(directory.as_deref()))]
+    #[error(
+        "cannot connect: of the endpoint and this process, one is in a directory and the other is not (here: {place}); set \
+         UMF_IPC_DIR in both to the directory that both have mounted, or in none",
+        place = place(directory.as_deref())
+    )]
     OtherPlace {
         /// [`crate::LinkSettings::directory`] of this process.
         directory: Option<PathBuf>,
@@ -380,32 +388,12 @@ pub enum Error {
     },
 }
 
-/// Returns why no process may listen at an address, and what to do.
-fn absence(pid: u32, directory: Option<&Path>) -> String {
-    match directory {
-        None => format!(
-            ": process {pid} has ended, dropped its endpoint or is in another network namespace; get its new address, or set \
-             UMF_IPC_DIR in both processes to a directory that both have mounted (none is set)"
-        ),
-        Some(path) => format!(
-            " in the directory {}: process {pid} has ended, dropped its endpoint or has another directory; get its new \
-             address, and mount the same directory for both processes",
-            path.display()
-        ),
-    }
-}
-
-fn other_place(directory: Option<&Path>) -> String {
-    match directory {
-        None => "the endpoint of the address is in a directory, and this process has none set; set UMF_IPC_DIR to the \
-                 directory that both have mounted"
-            .to_owned(),
-        Some(path) => format!(
-            "the endpoint of the address has an abstract socket, and this process finds others in the directory {}; set \
-             UMF_IPC_DIR for both processes or for none",
-            path.display()
-        ),
-    }
+/// Returns where this process finds others.
+fn place(directory: Option<&Path>) -> String {
+    directory.map_or_else(
+        || "abstract sockets of this network namespace, no directory is set".to_owned(),
+        |path| format!("in the directory {}", path.display()),
+    )
 }
 
 impl Error {

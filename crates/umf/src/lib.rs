@@ -62,14 +62,14 @@ mod assembly;
 mod block;
 #[cfg(feature = "slab")]
 mod builder;
+#[cfg(feature = "domain")]
+pub mod domain;
 mod error;
 #[cfg(all(feature = "host", feature = "slab"))]
 mod global;
 pub mod history;
 mod kinds;
 pub mod leaks;
-#[cfg(feature = "domain")]
-pub mod domain;
 #[cfg(feature = "link")]
 pub mod link;
 #[cfg(feature = "log")]

@@ -11,7 +11,10 @@ use umf_tests::{Rng, machine};
 pub(crate) fn failpoints() -> &'static [Failpoint] {
     static FAILPOINTS: LazyLock<Vec<Failpoint>> = LazyLock::new(|| {
         let is_of_others = |failpoint: Failpoint| {
-            is_of_domains(failpoint) || is_of_links(failpoint) || is_of_tickets(failpoint)
+            is_of_domains(failpoint)
+                || is_of_links(failpoint)
+                || is_of_tickets(failpoint)
+                || is_of_directories(failpoint)
         };
         let is_reachable =
             |failpoint: Failpoint| !uses_dma_bufs() || !is_unreachable_with_dma_bufs(failpoint);
@@ -68,6 +71,42 @@ fn is_unreachable_with_dma_bufs(failpoint: Failpoint) -> bool {
 /// Returns whether a failpoint belongs to umf-domain.
 pub(crate) fn is_of_domains(failpoint: Failpoint) -> bool {
     failpoint.starts_with("domain.")
+}
+
+/// Returns whether a failpoint is of names in a directory.
+pub(crate) fn is_of_directories(failpoint: Failpoint) -> bool {
+    failpoint.starts_with("directory.")
+}
+
+/// Returns whether a process of a domain in a directory can reach a failpoint.
+pub(crate) fn is_of_domains_in_directory(failpoint: Failpoint) -> bool {
+    let is_of_abstract = matches!(failpoint, "domain.bound" | "domain.listening" | "domain.knocked");
+    is_of_domains(failpoint) && !is_of_abstract || is_of_directories(failpoint)
+}
+
+/// Returns whether a failpoint is of links and ranks with abstract sockets.
+pub(crate) fn is_of_links_without_directory(failpoint: Failpoint) -> bool {
+    is_of_links(failpoint) && failpoint != "link.proven"
+}
+
+/// Returns whether a failpoint is of how links and ranks find each other, in a directory.
+pub(crate) fn is_of_links_in_directory(failpoint: Failpoint) -> bool {
+    let is_of_meeting = matches!(
+        failpoint,
+        "link.listening"
+            | "link.connected"
+            | "link.proven"
+            | "link.lane_made"
+            | "link.proposed"
+            | "link.accepted"
+            | "link.answering"
+            | "link.welcomed"
+            | "link.made"
+            | "link.closed"
+            | "link.left"
+            | "link.asleep"
+    );
+    is_of_meeting || failpoint.starts_with("link.rank_")
 }
 
 /// Returns whether a failpoint belongs to umf-link.

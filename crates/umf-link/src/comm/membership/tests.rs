@@ -166,7 +166,9 @@ fn word_of_stalled_publisher_is_replaced() {
 fn invalid_sizes_and_names_are_refused() {
     let job = job("checked");
     let _meeting = join(&job, 0, 3);
-    let fails = |job: &str, rank, size| Membership::join(job, rank, size, is_gone, &LinkSettings::default()).unwrap_err();
+    let fails = |job: &str, rank, size| {
+        Membership::join(job, rank, size, is_gone, &LinkSettings::default()).unwrap_err()
+    };
     assert_eq!(fails(&job, 0, 4), Error::SizeMismatch { other: 3, own: 4 });
     assert_eq!(fails(&job, 0, MAX_RANKS), Error::SizeMismatch { other: 3, own: MAX_RANKS });
     for (rank, size) in [(3, 3), (0, 0), (0, MAX_RANKS + 1), (usize::MAX, 3)] {
