@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use umf::Pool;
-use umf::link::{Endpoint, Engine, Error, Link, LinkAddress, Loan, Memory, Registration, TagMatch};
+use umf::link::{Endpoint, Engine, Error, Link, Loan, Memory, Registration, TagMatch};
 
 use crate::memory::{ActorState, content, holds};
 use crate::stress::next;

@@ -265,14 +265,15 @@ fn ranks_in_four_containers_reduce_and_one_is_killed_and_replaced() {
     shared.assert_empty();
 }
 
-/// Other users are permitted by the name of the domain, or by an address, and not without the rule.
+/// Other users are permitted by their group, or by the name of the domain or an address, if the rule
+/// says so.
 #[test]
-fn other_users_are_permitted_by_the_rule_handle_only() {
-    const TEST: &str = "other_users_are_permitted_by_the_rule_handle_only";
+fn other_users_are_permitted_by_rule_only() {
+    const TEST: &str = "other_users_are_permitted_by_rule_only";
     if !machine::is_root() {
         return machine::skip(TEST, "other users need root");
     }
-    for allow in ["same-user", "handle"] {
+    for allow in ["same-user", "group", "handle"] {
         let mut shared = Shared::new(TEST);
         shared.allow = allow;
         std::fs::set_permissions(shared.folder.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
@@ -285,7 +286,7 @@ fn other_users_are_permitted_by_the_rule_handle_only() {
         other.ok(&format!("join {domain} 9000"));
         let number = one.ok(&format!("create {domain} 4096 1 -> o"));
         let address = one.ok("link-bind end");
-        if allow == "handle" {
+        if allow != "same-user" {
             one.ok("fill-object o 4");
             other.ok(&format!("register {domain} {number} 1 -> o"));
             assert_eq!(other.ok("check-object o 4"), "same");
