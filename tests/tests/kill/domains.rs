@@ -23,10 +23,13 @@ const TRIES: u64 = 12;
 
 /// Returns whether usually only the first process of a domain reaches a failpoint.
 fn is_reached_by_first_process(failpoint: Failpoint) -> bool {
-    let is_of_table =
-        matches!(failpoint, "domain.table_file_made" | "domain.table_made" | "domain.table_grown");
-    // The first process after a killed one finds its files.
-    is_of_table || matches!(failpoint, "directory.dead_locked" | "directory.leftover_removed")
+    matches!(failpoint, "domain.table_file_made" | "domain.table_made" | "domain.table_grown")
+        || is_of_leftovers(failpoint)
+}
+
+/// Returns whether a process reaches a failpoint if another one was killed before.
+fn is_of_leftovers(failpoint: Failpoint) -> bool {
+    matches!(failpoint, "directory.dead_locked" | "directory.leftover_removed")
 }
 
 /// Starts a process, which finds others in a directory if there is one.
@@ -111,6 +114,9 @@ impl Rounds {
         self.round += 1;
         let first = is_reached_by_first_process(failpoint) || self.rng.one_in(6);
         let nth = *self.rng.choose(&[1, 1, 2, 5]);
+        if is_of_leftovers(failpoint) {
+            member(self.directory.as_deref(), &format!("{}-left", self.domain)).kill();
+        }
         let mut victim = process(self.directory.as_deref());
         victim.ok(&format!("arm {failpoint} {} kill", if first { 1 } else { nth }));
         if first {
