@@ -45,7 +45,7 @@ impl Participant {
                         (first, max_dead) = (id, usize::from(MAX_PARTICIPANTS));
                         None
                     }
-                    None => Some(Table::new(name.as_str(), name.tag(), settings.max_objects)?),
+                    None => Some(Table::new(&name.label(), name.tag(), settings.max_objects)?),
                 },
             };
             if let Some(table) = table {
@@ -56,7 +56,7 @@ impl Participant {
                     ServedFds { table: table.shared_file(), registrations: Arc::downgrade(&registrations) };
                 let server = Server::serve(listeners, name.rule(), Arc::new(served))?;
                 failpoint!("domain.served");
-                tracing::debug!(domain = name.as_str(), id, "joined");
+                tracing::debug!(domain = name.label(), id, "joined");
                 return Ok(Arc::new(Self {
                     generation: fork::generation(),
                     name,

@@ -75,6 +75,19 @@ impl DomainName {
         &self.text
     }
 
+    /// Whether the name may stand in logs and in names of memory files: it is no secret.
+    pub(crate) fn is_public(&self) -> bool {
+        self.allow() != Allow::Handle
+    }
+
+    /// Returns the name, or a hash of it if it is a secret.
+    pub(crate) fn label(&self) -> String {
+        match self.key().filter(|_| !self.is_public()) {
+            None => self.text.clone(),
+            Some(key) => key.public_name().to_string(),
+        }
+    }
+
     pub(crate) fn place(&self) -> Option<&Place> {
         self.place.as_ref()
     }
@@ -289,6 +302,7 @@ mod tests {
                 let file = name.place().unwrap().file(&1023);
                 assert!(file.len() < 100 && !file.contains(text) && !file.contains('/'), "{file}");
                 assert!(file.starts_with("umf-"), "{file}");
+                assert_eq!(name.label() == text, allow != Allow::Handle);
                 keys.push((name.key().unwrap().public_name(), name.tag().bits()));
             }
         }

@@ -110,7 +110,7 @@ impl Participant {
 
     pub(crate) fn create(self: &Arc<Self>, size: usize, kind: u32) -> Result<Object> {
         let deadline = self.deadline()?;
-        let (fd, file, memory) = region::create(self.name(), size)?;
+        let (fd, file, memory) = region::create(&self.name.label(), size)?;
         let entry = Entry { kind, file };
         let mut arbiter = self.lock(deadline)?;
         let mut created = self.table(&arbiter).create(self.id, &entry);
@@ -174,7 +174,7 @@ impl Participant {
                 // Created without the arbiter, so that other processes do not wait for these system
                 // calls.
                 drop(arbiter);
-                region = Some(region::create(self.name(), size)?);
+                region = Some(region::create(&self.name.label(), size)?);
             }
             if deadline.left().is_err() {
                 return Err(self.timed_out(Vec::new()));
@@ -315,15 +315,17 @@ impl Participant {
             }
             Err(error) => {
                 self.has_unused.store(true, Ordering::Release);
-                let domain = self.name();
-                tracing::warn!(%id, domain, %error, "object not unregistered; the next call on the domain retries");
+                let domain = self.name.label();
+                // The text of the error has the name.
+                let error = self.name.is_public().then(|| error.to_string());
+                tracing::warn!(%id, domain, error, "object not unregistered; the next call on the domain retries");
             }
         }
     }
 
     fn end_registration(&self, arbiter: &ArbiterGuard, id: ObjectId) {
         if let Err(error) = self.table(arbiter).unregister(self.id, id) {
-            tracing::warn!(%id, domain = self.name(), ?error, "the table has no entry for a registration");
+            tracing::warn!(%id, domain = self.name.label(), ?error, "the table has no entry for a registration");
         }
         drop(self.registrations.remove(id));
     }
