@@ -20,7 +20,7 @@ pub enum Error {
     Decode(#[from] DecodeError),
     /// The directory of sockets (`ipc.directory`) is unsuitable, or an operation in it failed.
     #[error(transparent)]
-    Directory(#[from] umf_os::rendezvous::DirectoryError),
+    Directory(#[from] crate::rendezvous::DirectoryError),
     /// The exchange order names `directory`, and no directory is set.
     #[error(
         "cannot export: the exchange order names \"directory\", and no directory is set; set UMF_IPC_DIR (ipc.directory) to a \

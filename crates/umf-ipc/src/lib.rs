@@ -12,7 +12,9 @@
 //!
 //! - [`exporter`]: exports blocks and regions, and retires them before their memory is freed
 //! - [`importer`]: opens handles, keeps mappings in a bounded cache
-//! - [`transfer`]: how a descriptor is fetched: `pidfd`, `procfs`, `socket`
+//! - [`transfer`]: how a descriptor is fetched: `pidfd`, `procfs`, `socket`,
+//!   `directory`
+//! - [`rendezvous`]: sockets with names in a directory
 //! - [`transit`]: the bound of handles in transit
 //! - [`inspect`]: reads the ledgers of running and of killed processes
 //! - `ledger`: the shared file that shows which exports are current
@@ -34,13 +36,14 @@ pub mod inspect;
 mod lease;
 mod ledger;
 mod protocol;
+pub mod rendezvous;
 pub mod transfer;
 pub mod transit;
 
 /// Sockets that serve descriptors to processes of the same user: the exporter's, and those of other
 /// crates that serve descriptors in the same way.
 ///
-/// A server's sockets are abstract, or in a directory ([`umf_os::rendezvous`]), and named by a
+/// A server's sockets are abstract, or in a directory ([`rendezvous`]), and named by a
 /// [`Nonce`]. A client sends one [`Request`](fd_socket::Request) and gets one
 /// [`Answer`](fd_socket::Answer), with or without a descriptor. Each process checks the user of the
 /// other, or that it has the same [`Key`](fd_socket::Key).

@@ -11,7 +11,6 @@
 //! | memfds, and shared mappings | [`memfd`], [`SharedMapping`] |
 //! | metadata and content of files | [`mod@file`] |
 //! | the peer of a socket | [`socket`] |
-//! | sockets with names in a directory | [`rendezvous`] |
 //! | the checked range of a file that an import requests | [`FileRange`] |
 //! | whether a descriptor is a dma-buf | [`is_dma_buf`] |
 //! | checks that memory is available before it is populated | [`AvailableMemory`] |
@@ -39,7 +38,6 @@ mod mapping;
 pub mod memfd;
 pub mod output;
 pub mod process;
-pub mod rendezvous;
 pub mod socket;
 pub mod stack;
 

@@ -100,12 +100,13 @@ impl Ipc {
     /// Returns the directory of sockets: that of the settings, else that of `NVIDIA_DRA_LOCAL_IPC_DIR`.
     ///
     /// The latter was not set for umf. So it is used only if it is suitable, with a warning otherwise.
-    pub(crate) fn directory_in_force(&self) -> Option<PathBuf> {
+    #[must_use]
+    pub fn directory_in_force(&self) -> Option<PathBuf> {
         if !self.directory.as_os_str().is_empty() {
             return Some(self.directory.clone());
         }
         let path = umf_os::environment::variable(DRA_DIRECTORY).filter(|path| !path.is_empty())?;
-        let directory = umf_os::rendezvous::Directory::new(path);
+        let directory = umf_ipc::rendezvous::Directory::new(path);
         match directory.check() {
             Ok(()) => Some(directory.path().to_owned()),
             Err(error) => {

@@ -143,7 +143,7 @@ impl Numa {
         }
         let allowed = match sys::allowed_nodes() {
             Ok(allowed) => allowed,
-            Err(Errno::NOSYS) => return Ok(()),
+            Err(Errno::NOSYS) if !has_numa() => return Ok(()),
             Err(errno) => return Err(refused("get_mempolicy", errno)),
         };
         if nodes.iter().all(|node| allowed.contains(node)) {
@@ -184,7 +184,8 @@ impl Numa {
             Self::Split(shares) => split(mapping, shares, granularity),
         };
         match bound {
-            Ok(()) | Err(Errno::NOSYS) => Ok(()),
+            Ok(()) => Ok(()),
+            Err(Errno::NOSYS) if !has_numa() => Ok(()),
             // The nodes were there when the provider was built.
             Err(Errno::INVAL) if matches!(self, Self::WeightedInterleave(_)) => Err(Error::NotSupported {
                 what: "interleaving by weight (Linux 6.9 or newer)",
@@ -196,9 +197,18 @@ impl Numa {
     }
 }
 
+/// Returns whether the kernel places memory on nodes. Without that all memory is on one node, and a
+/// system call that is missing changes nothing.
+fn has_numa() -> bool {
+    std::path::Path::new("/sys/devices/system/node").exists()
+}
+
 fn refused(call: &'static str, errno: Errno) -> Error {
     let hint = match errno {
-        Errno::PERM => "a seccomp profile forbids it: grant CAP_SYS_NICE, or leave NUMA at its default",
+        Errno::PERM | Errno::NOSYS => {
+            "a seccomp filter refuses it, as the default profiles of container engines do: docker or podman run \
+             --cap-add=SYS_NICE, in Kubernetes securityContext.capabilities.add: [SYS_NICE], or leave NUMA at its default"
+        }
         Errno::INVAL => "a node is missing or outside this process's cpuset",
         _ => "",
     };

@@ -12,6 +12,7 @@ mod arenas;
 mod defects;
 mod defects_hostile;
 mod defects_memory;
+mod directory;
 mod dma_buf;
 mod domain;
 mod domain_kills;

@@ -70,7 +70,7 @@ fn explicit_mode_is_used_or_refused() {
     // The importer permits the socket only. The mode pidfd would work, and is not used.
     let mut importer = in_mode("socket");
     let message = importer.fails(&format!("open {} -> m", handles[0]), "NotPermitted");
-    assert!(message.contains("does not answer on a socket"), "{message}");
+    assert!(message.contains("does not answer on an abstract socket"), "{message}");
     assert!(!message.contains("pidfd:") && !message.contains("procfs:"), "{message}");
     // An importer that permits pidfd only does not connect to the producer's socket.
     let mut producer = in_mode("socket");

@@ -4,6 +4,8 @@
 //! library's error texts. A test within one process, or between parent and child, would succeed
 //! although yama refuses siblings. Probes that may kill their process run in children as well.
 
+use std::os::unix::fs::DirBuilderExt;
+use std::path::PathBuf;
 use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +17,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use umf::Visibility;
 use umf::host::{HostImport, HostProvider};
-use umf::ipc::ExporterSettings;
+use umf::ipc::{ExporterSettings, ImporterSettings};
+use umf::settings::{Loader, Settings};
 use umf::{Exchange, Exporter, Handle, Importer, Mode, Pool};
 
 use super::finding::{Finding, FindingState, Group, Question, allow, ask};
@@ -23,10 +26,11 @@ use super::{devices, kernel, procfs};
 use crate::child::{Child, ChildError, Parent};
 use crate::sys;
 
-const MODES: [(Mode, &str); 3] = [
+const MODES: [(Mode, &str); 4] = [
     (Mode::Pidfd, "Fetches any fd, dma-buf as well, with no help of the producer."),
     (Mode::Procfs, "Fetches shared memory, not dma-buf, at every yama scope."),
     (Mode::Socket, "Crosses pid namespaces; costs the producer a thread."),
+    (Mode::Directory, "Crosses containers that have mounted one directory; costs the producer a thread."),
 ];
 
 /// Tries all exchange modes between children of this process.
@@ -34,20 +38,28 @@ pub(super) fn probe() -> Group {
     let process_vm = ask("process_vm", "One copy between processes without mapping anything.");
     let auto = ask("auto", "What umf takes when the settings name no mode.");
     let modes = MODES.map(|(mode, why)| (mode, ask(mode.name(), why)));
-    let exported = match start_child::<Exported>(&Role::Export) {
+    let temporary = TemporaryDirectory::new();
+    let exported = match start_child::<Exported>(&Role::Export(temporary.0.clone())) {
         Ok((Ok(exported), child)) => Ok((exported, child)),
         Ok((Err(why), _)) => Err(why),
         Err(error) => Err(format!("a child {error}")),
     };
     let findings = match exported {
-        Ok(((handle, address), child)) => {
+        Ok(((handle, address, directory), child)) => {
+            let path = directory.as_ref().map(|directory| directory.path.clone());
             let tried = modes.map(|(mode, question)| {
-                let opened = open_in_child(&Role::Open(Box::new(handle), mode.name().to_owned()));
-                (mode, opened.as_ref().err().map(|error| error.reason.clone()), finding(question, opened))
+                let opened =
+                    open_in_child(&Role::Open(Box::new(handle), mode.name().to_owned(), path.clone()));
+                let refused = opened.as_ref().err().map(|error| error.reason.clone());
+                let works = match &directory {
+                    Some(directory) if mode == Mode::Directory => directory.works(),
+                    _ => "works".to_owned(),
+                };
+                (mode, refused, finding(question, opened, &works))
             });
             let auto = auto_mode(auto, &tried);
             let mut findings: Vec<Finding> = tried.into_iter().map(|(.., finding)| finding).collect();
-            findings.push(finding(process_vm, open_in_child(&Role::Read(child.pid(), address))));
+            findings.push(finding(process_vm, open_in_child(&Role::Read(child.pid(), address)), "works"));
             findings.push(auto);
             findings
         }
@@ -92,9 +104,52 @@ fn untried_remedy() -> String {
     "Raise the limits of processes (`ulimit -u`) and open files (`ulimit -n`).".to_owned()
 }
 
-fn finding(question: Question, outcome: OpenResult) -> Finding {
+/// The directory of sockets for the trial.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Directory {
+    path: PathBuf,
+    /// No directory is set: this one was made for the trial.
+    is_temporary: bool,
+}
+
+impl Directory {
+    /// Returns the directory of this process's settings, or makes a temporary one.
+    fn of_settings(temporary: PathBuf) -> Option<Self> {
+        let settings = Settings::load(Loader::new()).ok();
+        if let Some(path) = settings.and_then(|settings| settings.ipc.directory_in_force()) {
+            return Some(Self { path, is_temporary: false });
+        }
+        let made = std::fs::DirBuilder::new().mode(0o700).create(&temporary);
+        made.is_ok().then_some(Self { path: temporary, is_temporary: true })
+    }
+
+    fn works(&self) -> String {
+        if self.is_temporary {
+            "works; UMF_IPC_DIR is not set, and was tried with a temporary directory".to_owned()
+        } else {
+            format!("works in {}", self.path.display())
+        }
+    }
+}
+
+/// The path of a directory that a child may make. Dropping this removes it: the child may be killed.
+struct TemporaryDirectory(PathBuf);
+
+impl TemporaryDirectory {
+    fn new() -> Self {
+        Self(std::env::temp_dir().join(format!("umf-info-{}", std::process::id())))
+    }
+}
+
+impl Drop for TemporaryDirectory {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn finding(question: Question, outcome: OpenResult, works: &str) -> Finding {
     match outcome {
-        Ok(()) => question.ok("works").value(true),
+        Ok(()) => question.ok(works).value(true),
         Err(OpenError { reason, remedy: Some(remedy) }) => {
             question.missing(format!("refused: {reason}"), remedy).value(false)
         }
@@ -141,10 +196,11 @@ pub(super) enum Role {
     Cuda,
     /// Queries the Level Zero drivers for their devices.
     LevelZero,
-    /// Exports a block, and keeps it until the parent closes the channel.
-    Export,
-    /// Opens a block in the mode with this name.
-    Open(Box<Handle>, String),
+    /// Exports a block, and keeps it until the parent closes the channel. Answers in the
+    /// directory of the settings, else in this one, which it makes.
+    Export(PathBuf),
+    /// Opens a block in the mode with this name. Sockets are in the directory.
+    Open(Box<Handle>, String, Option<PathBuf>),
     /// Reads memory of a process at an address.
     Read(u32, u64),
 }
@@ -170,8 +226,8 @@ pub(super) fn serve() -> std::io::Result<()> {
         }
         Some(Role::Cuda) => parent.reply(&devices::query_cuda()),
         Some(Role::LevelZero) => parent.reply(&devices::query_level_zero()),
-        Some(Role::Export) => export(&mut parent),
-        Some(Role::Open(handle, mode)) => parent.reply(&open(&handle, &mode)),
+        Some(Role::Export(temporary)) => export(&mut parent, temporary),
+        Some(Role::Open(handle, mode, directory)) => parent.reply(&open(&handle, &mode, directory)),
         Some(Role::Read(pid, address)) => parent.reply(&read(pid, address)),
         None => Ok(()),
     }
@@ -185,16 +241,19 @@ pub(super) struct OpenError {
     pub(super) remedy: Option<String>,
 }
 
-/// Reply to [`Role::Export`]: a handle, and the address of the block.
-pub(super) type Exported = Result<(Handle, u64), String>;
+/// Reply to [`Role::Export`]: a handle, the address of the block, and the directory of the socket.
+pub(super) type Exported = Result<(Handle, u64, Option<Directory>), String>;
 
 /// Reply to [`Role::Open`] and [`Role::Read`].
 pub(super) type OpenResult = Result<(), OpenError>;
 
 /// Exports a block that can be opened in all modes.
-fn export(parent: &mut Parent) -> std::io::Result<()> {
+fn export(parent: &mut Parent, temporary: PathBuf) -> std::io::Result<()> {
+    let directory = Directory::of_settings(temporary);
     let mut settings = ExporterSettings::default();
-    settings.exchange = Exchange::Order(Mode::ALL.to_vec());
+    let modes = Mode::ALL.into_iter().filter(|&mode| mode != Mode::Directory || directory.is_some());
+    settings.exchange = Exchange::Order(modes.collect());
+    settings.directory = directory.as_ref().map(|directory| directory.path.clone());
     let exporter = Exporter::new(settings);
     let provider = HostProvider::builder().name("umf info").visibility(Visibility::Shared).build();
     let pool = provider.map_err(umf::Error::from).and_then(|it| Pool::builder().provider(it).build());
@@ -208,16 +267,18 @@ fn export(parent: &mut Parent) -> std::io::Result<()> {
     };
     match exported() {
         Ok((handle, block)) => {
-            parent.reply(&Exported::Ok((handle, block.address().value())))?;
+            parent.reply(&Exported::Ok((handle, block.address().value(), directory)))?;
             parent.next_request::<()>().map(drop)
         }
         Err(error) => parent.reply(&Exported::Err(error.to_string())),
     }
 }
 
-fn open(handle: &Handle, mode: &str) -> OpenResult {
-    let exchange = mode.parse().unwrap_or_default();
-    let importer = Importer::builder().import(Arc::new(HostImport::new())).exchange(exchange).build();
+fn open(handle: &Handle, mode: &str, directory: Option<PathBuf>) -> OpenResult {
+    let mut settings = ImporterSettings::default();
+    settings.exchange = mode.parse().unwrap_or_default();
+    settings.directory = directory;
+    let importer = Importer::builder().import(Arc::new(HostImport::new())).settings(settings).build();
     match importer.and_then(|importer| importer.open(handle).map(drop)) {
         Ok(()) => Ok(()),
         Err(umf::ipc::Error::NotPermitted { mut attempts, .. }) if attempts.len() == 1 => {

@@ -25,11 +25,11 @@ use crate::handle::{
 use crate::identity::Nonce;
 use crate::lease::{ExportTable, ExportedRange, RetireOutcome};
 use crate::ledger::{PublishedCounters, RetireReason, SlotContent};
+use crate::rendezvous::Directory;
 use crate::transfer::socket::proof::Key;
 use crate::transfer::socket::server::{Listeners, Server, ServerRule};
 use crate::transfer::{Exchange, Mode, yama_scope};
 use crate::{Error, Result};
-use umf_os::rendezvous::Directory;
 use umf_os::socket::Allow;
 
 type RegionEntry = Entry<u64, RegionExport>;

@@ -17,9 +17,9 @@ use core::time::Duration;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use crate::rendezvous::Directory;
 use hashbrown::HashMap;
 use umf_core::{Address, Import, ProviderKind};
-use umf_os::rendezvous::Directory;
 use umf_os::socket::Allow;
 use umf_sync::Lock;
 

@@ -16,8 +16,8 @@ use super::{Exchange, Mode, diagnosis};
 use crate::error::FailedAttempt;
 use crate::handle::Handle;
 use crate::identity;
+use crate::rendezvous::{Directory, DirectoryError, NameState};
 use crate::{Error, Result};
-use umf_os::rendezvous::{Directory, DirectoryError, NameState};
 use umf_os::socket::Allow;
 use umf_os::{CheckedFile, FileIdentity};
 

@@ -2,6 +2,7 @@
 //! producer, and the remedy.
 
 use std::fs;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::MetadataExt;
 
 use rustix::io::Errno;
@@ -9,9 +10,13 @@ use rustix::io::Errno;
 use super::Mode;
 use crate::error::FailedAttempt;
 
+/// Remedy for a seccomp filter.
+const SECCOMP: &str = "mount one directory into both containers and set UMF_IPC_DIR to it in both; or permit the call in the seccomp profile: docker run \
+     --cap-add=SYS_PTRACE, podman run --cap-add=SYS_PTRACE, or in Kubernetes securityContext.capabilities.add: [SYS_PTRACE]";
 /// Remedy for a producer in another pid namespace.
-pub(super) const OTHER_PID_NAMESPACE: &str = "mount one directory into both and set UMF_IPC_DIR to it in both; or share the pid namespace \
-     (--pid=container:NAME, shareProcessNamespace: true)";
+pub(super) const OTHER_PID_NAMESPACE: &str = "mount one directory into both and set UMF_IPC_DIR to it in both; or, in one network namespace, \
+     UMF_IPC_EXCHANGE=socket in the producer; or share the pid namespace (--pid=container:NAME, \
+     shareProcessNamespace: true)";
 /// Remedy for a producer in another network namespace.
 pub(super) const OTHER_NETWORK_NAMESPACE: &str = "mount one directory into both and set UMF_IPC_DIR to it in both; or run both in one network namespace \
      (--network=container:NAME, one pod); get a new handle if the producer ended or called exec";
@@ -29,18 +34,26 @@ pub(super) fn refused(mode: Mode, pid: u32, errno: Errno) -> FailedAttempt {
 }
 
 fn cause(mode: Mode, pid: u32, errno: Errno) -> (String, &'static str) {
+    if mode == Mode::Pidfd && is_pidfd_getfd_filtered() {
+        return (
+            format!(
+                "{errno}: a seccomp filter refuses pidfd_getfd to this process, as the default profiles of container engines do"
+            ),
+            SECCOMP,
+        );
+    }
     if errno == Errno::NOSYS {
         return (
-            "this kernel (or the sandbox's seccomp filter) has no pidfd_getfd".to_owned(),
-            "use Linux 5.6 or later, allow the call in the container's seccomp profile, or \
-             UMF_IPC_EXCHANGE=procfs",
+            "this kernel has no pidfd_getfd".to_owned(),
+            "use Linux 5.6 or later, or UMF_IPC_EXCHANGE=procfs",
         );
     }
     let own = umf_os::process::effective_uid();
     if let Some(uid) = uid_of(pid).filter(|&uid| uid != own && own != 0) {
         return (
             format!("{errno}: the producer runs as uid {uid}, this process as uid {own}"),
-            "run both as the same user, or give this process CAP_SYS_PTRACE",
+            "run both as the same user (runAsUser), or UMF_IPC_ALLOW=handle with one UMF_IPC_DIR in both, or give this process \
+             CAP_SYS_PTRACE",
         );
     }
     let scope = yama_scope();
@@ -76,14 +89,8 @@ fn cause(mode: Mode, pid: u32, errno: Errno) -> (String, &'static str) {
     if in_other_user_namespace(pid) {
         return (
             format!("{errno}: producer {pid} is in another user namespace, where this process has no rights"),
-            "UMF_IPC_EXCHANGE=socket in the producer, or run both in one user namespace",
-        );
-    }
-    if has_seccomp_filter() {
-        return (
-            format!("{errno}: this process runs under a seccomp filter, which may forbid it"),
-            "allow pidfd_open, pidfd_getfd and ptrace access in the container's seccomp profile, or \
-             UMF_IPC_EXCHANGE=socket in the producer",
+            "UMF_IPC_EXCHANGE=socket in the producer; or UMF_IPC_ALLOW=handle with one UMF_IPC_DIR in both; or run both in one \
+             user namespace (podman --userns=container:NAME)",
         );
     }
     (
@@ -134,6 +141,17 @@ fn in_other_user_namespace(pid: u32) -> bool {
     // have.
     let producer = fs::metadata(format!("/proc/{pid}/ns/user")).map(|metadata| metadata.ino());
     own.is_ok_and(|own| producer.ok() != Some(own))
+}
+
+/// Returns whether a seccomp filter refuses `pidfd_getfd` to this process: the kernel itself always
+/// permits a process to get descriptors of its own.
+fn is_pidfd_getfd_filtered() -> bool {
+    let Ok(own) = umf_os::process::pidfd_open(umf_os::process::pid()) else { return true };
+    match umf_os::process::pidfd_getfd(own.as_fd(), own.as_raw_fd()) {
+        Err(Errno::PERM | Errno::ACCESS) => true,
+        Err(Errno::NOSYS) => has_seccomp_filter(),
+        _ => false,
+    }
 }
 
 fn has_seccomp_filter() -> bool {

@@ -432,3 +432,50 @@ fn regions_have_properties() {
         free(&provider, region);
     }
 }
+
+/// Makes a system call fail with an error, as the seccomp profiles of container engines do.
+fn refuse_system_call(number: libc::c_long, errno: i32) {
+    let statement = |code: u32, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf: 0, k };
+    let number = u32::try_from(number).unwrap();
+    let errno = libc::SECCOMP_RET_ERRNO | u32::try_from(errno).unwrap();
+    let mut program = [
+        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0),
+        libc::sock_filter { jf: 1, ..statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, number) },
+        statement(libc::BPF_RET | libc::BPF_K, errno),
+        statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW),
+    ];
+    let filter = libc::sock_fprog { len: 4, filter: program.as_mut_ptr() };
+    // SAFETY: numbers, and a filter that lives during the call. It applies to the calling child.
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const filter), 0);
+    }
+}
+
+/// containerd #13610: the default profiles refuse `mbind`.
+#[test]
+fn binding_that_seccomp_refuses_is_an_error() {
+    if !std::path::Path::new("/sys/devices/system/node").exists() {
+        println!("umf-skip: binding_that_seccomp_refuses_is_an_error: this kernel has no NUMA");
+        return;
+    }
+    for errno in [libc::EPERM, libc::ENOSYS] {
+        in_child(|| {
+            refuse_system_call(libc::SYS_mbind, errno);
+            let node = NodeSet::from_nodes([0]).unwrap();
+            let provider = HostProvider::builder().numa(Numa::Bind(node)).build().unwrap();
+            let error = provider.allocate(layout(1 << 16)).unwrap_err();
+            assert_eq!(error.native_code(), Some(errno));
+            assert!(error.to_string().contains("--cap-add=SYS_NICE"), "{error}");
+            // Without a binding, nothing is asked of the kernel.
+            let provider = HostProvider::builder().build().unwrap();
+            free(&provider, provider.allocate(layout(1 << 16)).unwrap());
+        });
+        in_child(|| {
+            refuse_system_call(libc::SYS_get_mempolicy, errno);
+            let node = NodeSet::from_nodes([0]).unwrap();
+            let error = HostProvider::builder().numa(Numa::Bind(node)).build().unwrap_err();
+            assert!(error.to_string().contains("--cap-add=SYS_NICE"), "{error}");
+        });
+    }
+}

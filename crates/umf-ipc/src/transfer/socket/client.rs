@@ -17,8 +17,8 @@ use umf_sync::{failpoint, fork};
 use super::proof::{self, ClientProof, Key};
 use super::{REPLY_SIZE, Reply, Request};
 use crate::identity::Nonce;
+use crate::rendezvous::{Directory, DirectoryError};
 use crate::transfer::RemoteFd;
-use umf_os::rendezvous::{Directory, DirectoryError};
 use umf_os::socket::{Allow, PeerTrust, peer_trust_by};
 
 /// The answer to a request.

@@ -1,6 +1,6 @@
 //! The producer's sockets (`SOCK_SEQPACKET`, `unix(7)`): an abstract one, which leaves no file behind,
 //! and one in a directory, which processes without a common network namespace find
-//! ([`umf_os::rendezvous`]). Both are named by the nonce. This file has the packets of the protocol.
+//! ([`crate::rendezvous`]). Both are named by the nonce. This file has the packets of the protocol.
 //!
 //! A request asks for one fd and gets one answer. Each process checks the uid of the other
 //! (`SO_PEERCRED`), or that it has the handle's key ([`proof`]). Each wait has a bound.

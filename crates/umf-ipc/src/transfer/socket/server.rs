@@ -18,8 +18,8 @@ use umf_sync::{failpoint, fork};
 use super::proof::{Key, ProofStep, ServerProof};
 use super::{REQUEST_SIZE, Reply, Request};
 use crate::identity::Nonce;
+use crate::rendezvous::{Directory, NamedSocket};
 use crate::{Error, Result};
-use umf_os::rendezvous::{Directory, NamedSocket};
 use umf_os::socket::{Allow, PeerTrust, peer_trust_by};
 use umf_os::{CloseOnFork, ReopenedFile};
 

@@ -7,9 +7,9 @@ use rustix::io::Errno;
 use umf_sync::failpoint;
 use umf_sync::fork::{ForkGuard, Outer};
 
-use crate::SystemResult as Result;
-use crate::file::{self, FileIdentity};
-use crate::{OfdLocks, SharedMapping, page_size};
+use umf_os::SystemResult as Result;
+use umf_os::file;
+use umf_os::{FileIdentity, OfdLocks, SharedMapping, page_size};
 
 /// The longest text of a lock file.
 const MAX_RECORD: usize = 128;
@@ -91,7 +91,7 @@ impl LockFile {
         }
         rustix::fs::ftruncate(&self.fd, 0)?;
         let FileIdentity { device, inode } = self.identity;
-        let record = format!("umf lock 1: device {device} inode {inode}, pid {}\n", crate::process::pid());
+        let record = format!("umf lock 1: device {device} inode {inode}, pid {}\n", umf_os::process::pid());
         let written = rustix::io::retry_on_intr(|| rustix::io::pwrite(&self.fd, record.as_bytes(), 0))?;
         if written == record.len() { Ok(()) } else { Err(Errno::NOSPC) }
     }

@@ -9,7 +9,7 @@
 //! | `NAME` | the socket, `SOCK_SEQPACKET` |
 //!
 //! The lock belongs to a mapping that forked children do not inherit, as that of a lease row does
-//! ([`crate::OfdLocks`]). It ends with the process, and no pid is needed to test it. A process that
+//! ([`umf_os::OfdLocks`]). It ends with the process, and no pid is needed to test it. A process that
 //! gets the lock of a name that it did not bind removes both files ([`Directory::remove_leftovers`]).
 //!
 //! A socket that refuses connections does not prove that its owner has ended: a directory that is

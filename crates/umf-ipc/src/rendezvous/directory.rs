@@ -12,7 +12,7 @@ use umf_sync::{failpoint, fork};
 
 use super::error::{DirectoryError, DirectoryResult as Result};
 use super::lock::{HeldLock, LockFile, Record};
-use crate::{CloseOnFork, SystemResult};
+use umf_os::{CloseOnFork, SystemResult};
 
 /// Suffix of the lock file of a name.
 const LOCK: &str = ".lock";
@@ -216,7 +216,7 @@ impl Directory {
     /// Returns the address of the file `name`.
     fn address(&self, directory: &OwnedFd, name: &str) -> SystemResult<SocketAddrUnix> {
         let path = format!("/proc/thread-self/fd/{}/{name}", directory.as_raw_fd());
-        if crate::process::sees_itself_in_proc() {
+        if umf_os::process::sees_itself_in_proc() {
             return SocketAddrUnix::new(path);
         }
         let path = self.path.join(name);
@@ -243,7 +243,7 @@ impl Directory {
             FileType::Symlink => return Err(error("connecting to a symbolic link")(Errno::LOOP)),
             _ => return Err(error("connecting to a file")(Errno::NOTSOCK)),
         }
-        let address = if crate::process::sees_itself_in_proc() {
+        let address = if umf_os::process::sees_itself_in_proc() {
             SocketAddrUnix::new(format!("/proc/thread-self/fd/{}", file.as_raw_fd()))
         } else {
             self.address(&directory, name)
