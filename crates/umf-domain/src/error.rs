@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use rustix::io::Errno;
 use umf_ipc::Allow;
-use umf_os::rendezvous::DirectoryError;
+use umf_ipc::rendezvous::DirectoryError;
 
 use crate::ObjectId;
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use umf_ipc::Allow;
 use umf_ipc::fd_socket::{Deadline, Key, Listeners, ServerRule};
-use umf_os::rendezvous::NamedLock;
+use umf_ipc::rendezvous::NamedLock;
 use umf_sync::failpoint;
 
 use crate::id::DomainTag;

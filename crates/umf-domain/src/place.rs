@@ -1,4 +1,4 @@
-//! [`Place`]: the names of a domain in a directory ([`umf_os::rendezvous`]).
+//! [`Place`]: the names of a domain in a directory ([`umf_ipc::rendezvous`]).
 //!
 //! | file | content |
 //! |---|---|
@@ -16,7 +16,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 use umf_ipc::Allow;
 use umf_ipc::fd_socket::{DIRECTORY_FAMILY, Key, Listeners, directory_prefix};
-use umf_os::rendezvous::{Directory, NameState, NamedLock};
+use umf_ipc::rendezvous::{Directory, NameState, NamedLock};
 use umf_os::socket::{PeerTrust, peer, peer_trust_by};
 
 use crate::name::Probe;

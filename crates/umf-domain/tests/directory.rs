@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use umf_domain::{Domain, DomainSettings, Error};
 use umf_ipc::Allow;
-use umf_os::rendezvous::{Directory, DirectoryError, NamedSocket};
+use umf_ipc::rendezvous::{Directory, DirectoryError, NamedSocket};
 
 /// A folder that is removed with all that is in it.
 struct Folder(PathBuf);

@@ -1,13 +1,13 @@
 //! How the processes of a link find each other, and whom they accept: abstract sockets of one user, or
-//! sockets in a directory ([`umf_os::rendezvous`]) with a proof of the address's key.
+//! sockets in a directory ([`umf_ipc::rendezvous`]) with a proof of the address's key.
 
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::io::Errno;
 use rustix::net::Shutdown;
 use umf_ipc::fd_socket::{ClientProof, DIRECTORY_FAMILY, Deadline, ProofStep, ServerProof, directory_prefix};
+use umf_ipc::rendezvous::{Directory, NameState, NamedSocket};
 use umf_ipc::{Allow, Nonce};
-use umf_os::rendezvous::{Directory, NameState, NamedSocket};
 use umf_os::socket::{PeerTrust, peer, peer_trust_by};
 use umf_sync::failpoint;
 

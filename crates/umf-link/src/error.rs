@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
 use umf_ipc::Allow;
-use umf_os::rendezvous::DirectoryError;
+use umf_ipc::rendezvous::DirectoryError;
 
 use crate::{AddressError, Element, Engine, KeyError, Operation};
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use umf_core::settings::{Auto, ByteSize, Microseconds, Milliseconds};
 use umf_ipc::Allow;
-use umf_os::rendezvous::Directory;
+use umf_ipc::rendezvous::Directory;
 
 use crate::layout::MAX_INLINE;
 use crate::{Error, Result, sys};

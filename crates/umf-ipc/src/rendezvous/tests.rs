@@ -156,7 +156,7 @@ fn lock_without_socket_excludes_others_and_is_taken_over() {
     assert_eq!(folder.files(), ["umf-a.lock"]);
     assert_eq!(folder.0.join("umf-a.lock").metadata().unwrap().mode() & 0o777, 0o660);
     assert_eq!(directory.state("umf-a"), Ok(NameState::Alive));
-    assert_eq!(directory.owner("umf-a"), Ok(crate::process::effective_uid()));
+    assert_eq!(directory.owner("umf-a"), Ok(umf_os::process::effective_uid()));
     assert!(directory.try_lock("umf-a", 0o660).unwrap().is_none());
     assert!(directory.try_bind("umf-a", MODE, 4).unwrap().is_none());
     drop(held);

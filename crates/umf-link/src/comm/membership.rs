@@ -28,7 +28,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use umf_domain::{Domain, DomainSettings, Object};
-use umf_os::rendezvous::Directory;
+use umf_ipc::rendezvous::Directory;
 use umf_sync::{failpoint, fork};
 
 use crate::address::check_name;
