@@ -39,7 +39,8 @@ pub(crate) fn execute(actor: &mut ActorState, command: &str, words: &[&str]) -> 
         }
         ("exec", []) => exec(),
         ("rlimit", [which, value]) => rlimit(which, value),
-        ("setuid", [uid]) => set_uid(uid),
+        ("setuid", [uid]) => set_uid(uid, uid),
+        ("setuid", [uid, gid]) => set_uid(uid, gid),
         ("dumpable", [flag]) => dumpable(flag),
         ("replace-fd", [number, path]) => replace_fd(number, path),
         ("close-fd", [number]) => number.parse().map_err(Failure::from).and_then(|number: i32| {
@@ -214,12 +215,12 @@ fn rlimit(which: &str, value: &str) -> Answer {
     Ok(String::new())
 }
 
-fn set_uid(uid: &str) -> Answer {
-    let uid: u32 = uid.parse()?;
+fn set_uid(uid: &str, gid: &str) -> Answer {
+    let (uid, gid): (u32, u32) = (uid.parse()?, gid.parse()?);
     // SAFETY: numbers only.
     check(unsafe { libc::setgroups(0, std::ptr::null()) })?;
     // SAFETY: numbers only.
-    check(unsafe { libc::setresgid(uid, uid, uid) })?;
+    check(unsafe { libc::setresgid(gid, gid, gid) })?;
     // SAFETY: numbers only.
     check(unsafe { libc::setresuid(uid, uid, uid) })
 }

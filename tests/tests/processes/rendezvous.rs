@@ -176,12 +176,10 @@ fn containers_are_linked_and_ends_are_seen() {
         one.ok("link-lend link 2 3000000 9");
         let received = other.ok("link-recv link 2 3000000 9");
         assert_eq!(received, "3000000 mapped same", "the handle was opened over the directory");
-        for (a, b, seed) in [(&mut one, &mut other, 3)] {
-            a.send(&format!("link-traffic link {seed} {} 200", seed + 1));
-            b.send(&format!("link-traffic link {} {seed} 200", seed + 1));
-            a.answer(BOUND).unwrap();
-            b.answer(BOUND).unwrap();
-        }
+        one.send("link-traffic link 3 4 200");
+        other.send("link-traffic link 4 3 200");
+        one.answer(BOUND).unwrap();
+        other.answer(BOUND).unwrap();
         // A receive that sleeps ends with its peer.
         for is_stopped in [false, true] {
             let mut victim = shared.container().unwrap();
@@ -280,8 +278,8 @@ fn other_users_are_permitted_by_rule_only() {
         let domain = name("users");
         let Some(mut one) = shared.container() else { return };
         let mut other = shared.container().unwrap();
-        one.ok("setuid 12345");
-        other.ok("setuid 12346");
+        one.ok("setuid 12345 777");
+        other.ok("setuid 12346 777");
         one.ok(&format!("join {domain} 9000"));
         other.ok(&format!("join {domain} 9000"));
         let number = one.ok(&format!("create {domain} 4096 1 -> o"));
@@ -299,6 +297,14 @@ fn other_users_are_permitted_by_rule_only() {
             // Two users have two domains of one name.
             assert_eq!(other.ok(&format!("objects {domain}")), "");
             assert!(other.ask(&format!("link-connect {address} 1000 -> link")).is_err());
+        }
+        if allow == "group" {
+            let mut third = shared.container().unwrap();
+            third.ok("setuid 12347 778");
+            let message = third.fails(&format!("join {domain} 9000"), "NotPermitted");
+            assert!(message.contains("\"group\""), "{message}");
+            assert!(third.ask(&format!("link-connect {address} 1000 -> link")).is_err());
+            third.finish();
         }
         [one, other].into_iter().for_each(Actor::finish);
         // Root may remove what others have left.
