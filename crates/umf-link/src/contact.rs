@@ -192,3 +192,89 @@ pub(crate) fn is_gone(directory: Option<&Directory>, address: &[u8; 64]) -> bool
         _ => true,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
+
+    use std::time::Duration;
+
+    use rustix::event::PollFlags;
+    use umf_ipc::fd_socket::Key;
+
+    use super::*;
+    use crate::LinkBuilder;
+    use crate::endpoint::Endpoint;
+
+    const LONG: Option<Duration> = Some(Duration::from_secs(30));
+
+    fn receive(socket: &OwnedFd) -> Vec<u8> {
+        let mut bytes = [0; PACKET_SIZE + 1];
+        let received = sys::receive(socket, &mut bytes, Deadline::after(Duration::from_secs(30)), None);
+        bytes[..received.map_or(0, |(length, _)| length)].to_vec()
+    }
+
+    #[test]
+    fn process_without_key_is_refused_at_either_end() {
+        let folder = std::env::temp_dir().join(format!("umf-link-contact-{}", std::process::id()));
+        std::fs::create_dir(&folder).unwrap();
+        std::fs::set_permissions(&folder, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+        let settings =
+            LinkSettings { directory: Some(folder.clone()), allow: Allow::Handle, ..LinkSettings::default() };
+        let (builder, directory) = (LinkBuilder::new().settings(settings.clone()), Directory::new(&folder));
+        let address = LinkAddress::unique(&settings).unwrap();
+        assert_eq!(
+            builder.connect(&address, LONG).unwrap_err(),
+            Error::NotListening {
+                name: address.socket(),
+                pid: address.pid(),
+                directory: Some(folder.clone())
+            }
+        );
+        // It has taken the name of the endpoint.
+        let mut squatter = directory.bind(&address.socket(), 0o666, 4).unwrap().unwrap();
+        let listener = squatter.take_listener().unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                sys::is_ready(listener.as_fd(), PollFlags::IN, LONG).unwrap();
+                let connection = rustix::net::accept(&listener).unwrap();
+                // A challenge with a wrong tag.
+                let mut packet = receive(&connection);
+                packet[6] = 2;
+                sys::send(connection.as_fd(), &packet, &[]).unwrap();
+                assert!(receive(&connection).is_empty(), "nothing follows");
+            });
+            let connected = builder.connect(&address, LONG);
+            assert_eq!(connected.unwrap_err(), Error::NotProven { name: address.socket() });
+        });
+        assert!(matches!(Endpoint::listen(builder.clone(), address), Err(Error::NameTaken { .. })));
+        drop((squatter, listener));
+        // It connects to the endpoint. The next process is accepted.
+        let endpoint = Endpoint::listen(builder.clone(), address).unwrap();
+        std::thread::scope(|scope| {
+            let accepted = scope.spawn(|| endpoint.accept(LONG));
+            let hello = Packet { lane: 1, catalog: 2, base: 3, words: [0; 4] }.encode(Kind::Hello);
+            for is_hello_first in [true, false] {
+                let socket = directory.connect(&address.socket(), LONG).unwrap();
+                let own = ClientProof::new(Key::new([7; 16]), PROTOCOL).unwrap();
+                if !is_hello_first {
+                    sys::send(socket.as_fd(), &own.hello(), &[]).unwrap();
+                    assert_eq!(own.check(&receive(&socket)), None);
+                }
+                sys::send(socket.as_fd(), &hello, &[]).unwrap();
+                assert_eq!(refusing_rule(&receive(&socket)), Some(Allow::Handle));
+            }
+            let mut link = builder.connect(&address, LONG).unwrap();
+            let mut other = accepted.join().unwrap().unwrap();
+            link.send(1, b"after").unwrap();
+            let mut into = [0; 5];
+            other.recv(1, &mut into).unwrap();
+            assert_eq!(&into, b"after");
+        });
+        let outside = LinkBuilder::new().connect(&address, LONG).unwrap_err();
+        assert_eq!(outside, Error::OtherPlace { directory: None });
+        drop(endpoint);
+        // Fails if a file is left.
+        std::fs::remove_dir(&folder).unwrap();
+    }
+}
