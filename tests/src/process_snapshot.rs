@@ -84,8 +84,10 @@ impl ProcessSnapshot {
                 let (inode, name) = (fields.nth(6)?, fields.next()?);
                 // An accepted connection has the name of the listening socket, too.
                 let listens = line.split_ascii_whitespace().nth(3) == Some("00010000");
-                (listens && name.starts_with("@umf-") && inodes.iter().any(|socket| socket == inode))
-                    .then(|| name[1..].to_owned())
+                // One in a directory has the path by which it was bound.
+                let name = name.strip_prefix('@').or_else(|| Some(name.rsplit_once('/')?.1))?;
+                (listens && name.starts_with("umf-") && inodes.iter().any(|socket| socket == inode))
+                    .then(|| name.to_owned())
             })
             .collect();
         sockets.sort();

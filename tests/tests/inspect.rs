@@ -552,3 +552,61 @@ fn gc_ignores_symlinks_and_foreign_names() {
     assert!(!outcome.out.contains(&target.0) && !outcome.out.contains(&link.0), "{}", outcome.out);
     std::fs::remove_dir(odd.path()).unwrap();
 }
+
+/// An importer that does nothing keeps a whole pool of a killed producer for one block. `umf info`
+/// names it, and `umf gc` releases what is not open.
+#[test]
+fn gc_releases_memory_of_killed_producer_that_is_not_open() {
+    let _serial = serialize_gc();
+    const TEST: &str = "gc_releases_memory_of_killed_producer_that_is_not_open";
+    let (mut producer, mut importer) = (actor!(), actor!());
+    producer.ok("pool p shared");
+    for part in 0..8 {
+        producer.ok(&format!("alloc p 1048576 -> p.large{part}"));
+        producer.ok(&format!("fill p.large{part} {part}"));
+    }
+    let (open, other) = (block(&mut producer, "open"), block(&mut producer, "other"));
+    producer.ok("fill p.open 7");
+    importer.ok(&format!("open {open} -> m"));
+    importer.ok(&format!("open {other} -> n"));
+    importer.ok("close n");
+    let pid = producer.pid();
+    let named = |out: &str| {
+        let line =
+            out.lines().find(|line| line.contains(&format!("of pid {pid} (umf-actor), which has ended")));
+        line.map(str::to_owned)
+    };
+    let gc = |arguments: &[&str]| {
+        let outcome = command::run(&[&["gc"], arguments].concat());
+        assert_eq!((outcome.code, outcome.err.as_str()), (Some(0), ""));
+        named(&outcome.out)
+    };
+    assert_eq!(gc(&[]), None, "the producer runs");
+    producer.kill();
+    let line = gc(&["--dry-run"]).unwrap();
+    assert_has(
+        &line,
+        &format!("mapped by pid {}: what no importer has open would be released", importer.pid()),
+    );
+    let document: Value = serde_json::from_str(&command::run(&["info", "--json"]).out).unwrap();
+    let found = document["limits"]["dead_memory"]["value"].as_array().unwrap();
+    let found = found.iter().find(|found| found["pid"] == pid).unwrap();
+    assert_eq!(found["holders"], serde_json::json!([importer.pid()]));
+    assert!(number(&found["reserved_bytes"]) >= 8 << 20, "{found}");
+    let line = gc(&[]).unwrap();
+    if found["bytes"].is_null() {
+        assert_has(&line, "stays: opening what other processes have mapped needs CAP_CHECKPOINT_RESTORE");
+        return machine::skip(TEST, "this process may not open what others have mapped");
+    }
+    assert!(number(&found["bytes"]) >= 8 << 20, "{found}");
+    assert_has(&line, "released 8");
+    let line = gc(&[]).unwrap();
+    assert_has(&line, "released 0");
+    importer.check("m", 7);
+    for handle in [&open, &other] {
+        importer.fails(&format!("open {handle} -> n"), "ProducerGone");
+    }
+    importer.check("m", 7);
+    importer.ok("close m");
+    assert_eq!(gc(&[]), None, "the last close ends it");
+}

@@ -83,4 +83,5 @@ pub use umf_os::socket::Allow;
 fn after_poll() {
     lease::drop_reclaimed();
     importer::poll_passed_on();
+    importer::sweep_all();
 }

@@ -229,6 +229,21 @@ impl Drop for SharedMapping {
     }
 }
 
+/// Releases the pages of a range of a shared file, in every process that maps it (`MADV_REMOVE`).
+/// The range then reads as zeros.
+///
+/// # Errors
+/// Those of `madvise(2)`: `EPERM` if the file is sealed against writing, `EACCES` if the mapping is
+/// read-only, `EINVAL` if it is locked.
+///
+/// # Safety
+/// The range is whole pages of one mapping, which lasts during the call. No reference into it relies
+/// on its contents.
+pub unsafe fn release_pages(address: NonNull<u8>, size: usize) -> Result<()> {
+    // SAFETY: the caller guarantees that no contents are needed.
+    unsafe { rustix::mm::madvise(address.as_ptr().cast(), size, Advice::LinuxRemove) }
+}
+
 /// Makes the memory read as zeros in forked children (`MADV_WIPEONFORK`, Linux 4.14, `madvise(2)`).
 ///
 /// # Errors

@@ -12,10 +12,12 @@
 //!
 //! | module | protocol |
 //! |---|---|
+//! | [`collector`] | release of a dead producer's memory, at one slot |
 //! | [`lanes`] | messages and requests of ranks whose lanes are full |
 //! | [`leases`] | opens, closes, frees and kills at one ledger slot |
 //! | [`tickets`] | sends, claims, releases, frees and kills of handles in transit, at one slot |
 
+pub mod collector;
 pub mod lanes;
 pub mod leases;
 pub mod tickets;

@@ -81,6 +81,10 @@ impl Campaign {
             }
         }
         self.stop_all();
+        let left = workers::files_left_in_directory();
+        if !left.is_empty() {
+            self.tally.violation(format!("the directory of sockets still has {left:?}"));
+        }
         self.tally.end();
         self.tally
     }

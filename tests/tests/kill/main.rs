@@ -17,6 +17,7 @@
 #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
 
 mod campaign;
+mod collect;
 mod domains;
 mod links;
 mod plan;
@@ -96,6 +97,11 @@ fn kill_at_each_failpoint_of_domain_in_directory_leaves_domain_consistent() {
 #[test]
 fn kill_at_each_failpoint_of_link_in_directory_reports_error_to_peer() {
     kill_at_each_failpoint(links::run_in_directory);
+}
+
+#[test]
+fn kill_at_each_collection_failpoint_keeps_what_is_open() {
+    kill_at_each_failpoint(collect::run);
 }
 
 #[test]

@@ -7,14 +7,15 @@ use umf_sync::failpoint;
 use super::Failpoint;
 use umf_tests::{Rng, machine};
 
-/// Returns the failpoints of this campaign. Domains, links and tickets have their own campaigns.
+/// Returns the failpoints of this campaign. Domains, links, tickets and the memory of dead
+/// producers have their own campaigns.
 pub(crate) fn failpoints() -> &'static [Failpoint] {
     static FAILPOINTS: LazyLock<Vec<Failpoint>> = LazyLock::new(|| {
         let is_of_others = |failpoint: Failpoint| {
             is_of_domains(failpoint)
                 || is_of_links(failpoint)
                 || is_of_tickets(failpoint)
-                || is_of_directories(failpoint)
+                || is_of_collection(failpoint)
         };
         let is_reachable =
             |failpoint: Failpoint| !uses_dma_bufs() || !is_unreachable_with_dma_bufs(failpoint);
@@ -73,15 +74,10 @@ pub(crate) fn is_of_domains(failpoint: Failpoint) -> bool {
     failpoint.starts_with("domain.")
 }
 
-/// Returns whether a failpoint is of names in a directory.
-pub(crate) fn is_of_directories(failpoint: Failpoint) -> bool {
-    failpoint.starts_with("directory.")
-}
-
 /// Returns whether a process of a domain in a directory can reach a failpoint.
 pub(crate) fn is_of_domains_in_directory(failpoint: Failpoint) -> bool {
     let is_of_abstract = matches!(failpoint, "domain.bound" | "domain.listening" | "domain.knocked");
-    is_of_domains(failpoint) && !is_of_abstract || is_of_directories(failpoint)
+    is_of_domains(failpoint) && !is_of_abstract || failpoint.starts_with("directory.")
 }
 
 /// Returns whether a failpoint is of links and ranks with abstract sockets.
@@ -117,6 +113,11 @@ pub(crate) fn is_of_links(failpoint: Failpoint) -> bool {
 /// Returns whether a failpoint is of handles in transit.
 pub(crate) fn is_of_tickets(failpoint: Failpoint) -> bool {
     failpoint.starts_with("ticket.")
+}
+
+/// Returns whether a failpoint is of the collection of a dead producer's memory.
+pub(crate) fn is_of_collection(failpoint: Failpoint) -> bool {
+    failpoint.starts_with("collect.")
 }
 
 /// Returns the failpoint to delay so that a process can reach `failpoint`, which needs a race.
@@ -165,15 +166,17 @@ impl Setup {
         let wanted = if targets.is_empty() { None } else { Some(rng.choose(targets).failpoint) };
         let mode = wanted.and_then(mode_for);
         let modes: &[_] = if uses_dma_bufs() {
-            &["pidfd", "socket", "auto"]
+            &["pidfd", "socket", "directory", "auto"]
         } else {
-            &["pidfd", "procfs", "socket", "auto"]
+            &["pidfd", "procfs", "socket", "directory", "auto"]
         };
         let mode = mode.unwrap_or_else(|| *rng.choose(modes));
         let in_pid_namespace = rng.one_in(4);
         Self {
             mode,
-            in_pid_namespace: in_pid_namespace && can_use_namespaces && mode == "socket",
+            in_pid_namespace: in_pid_namespace
+                && can_use_namespaces
+                && matches!(mode, "socket" | "directory"),
             on_free: *rng.choose(&["hold", "release"]),
             max_held: *rng.choose(&[0, 0, 20_000, 200_000]),
             kind: rng.choose(pool_kinds()).as_str(),
@@ -188,7 +191,10 @@ impl Setup {
     /// Returns whether processes with these settings can reach a failpoint.
     fn allows(&self, failpoint: Failpoint) -> bool {
         let mode = mode_for(failpoint)
-            .is_none_or(|mode| mode == self.mode || (mode == "pidfd" && self.mode == "auto"));
+            .is_none_or(|mode| mode == self.mode || (mode == "pidfd" && self.mode == "auto"))
+            || (self.mode == "directory"
+                && mode_for(failpoint) == Some("socket")
+                && is_of_any_socket(failpoint));
         let memory = match failpoint {
             "window.fetched" | "window.mapped" => matches!(self.kind, "shared" | "proxy"),
             "import.fetched" | "import.mapped" => {
@@ -208,8 +214,15 @@ fn mode_for(failpoint: Failpoint) -> Option<&'static str> {
         "fetched.by_procfs" | "found.in_procfs" => Some("procfs"),
         "server.accepted" | "server.answered" | "server.answering" | "server.closed" | "socket.answered"
         | "socket.asked" | "socket.connected" | "socket.connecting" => Some("socket"),
+        "server.proven" | "socket.challenged" => Some("directory"),
+        _ if failpoint.starts_with("directory.") => Some("directory"),
         _ => None,
     }
+}
+
+/// Returns whether a failpoint is of both kinds of sockets.
+fn is_of_any_socket(failpoint: Failpoint) -> bool {
+    failpoint != "socket.connecting"
 }
 
 /// Failpoint at which no process was killed yet, and how often a kill there was planned.
@@ -272,6 +285,7 @@ fn role_for(failpoint: Failpoint) -> Option<Role> {
         | "row.ready"
         | "socket.answered"
         | "socket.asked"
+        | "socket.challenged"
         | "socket.connected"
         | "socket.connecting"
         | "window.fetched"

@@ -2,9 +2,12 @@
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use super::Failpoint;
+use tempfile::TempDir;
 use umf_tests::block_table::BlockTable;
 use umf_tests::{Actor, Outcome, ProcessSnapshot, machine, spawn};
 
@@ -15,6 +18,28 @@ use super::plan::{Role, Setup};
 pub(crate) fn bound() -> Duration {
     // QEMU may interpret a guest on a busy processor: a round takes seconds there.
     Duration::from_secs(if machine::is_guest() { 90 } else { 20 })
+}
+
+/// Returns the directory of the sockets of this campaign's processes.
+fn directory() -> &'static Path {
+    static DIRECTORY: OnceLock<TempDir> = OnceLock::new();
+    DIRECTORY.get_or_init(|| tempfile::tempdir().unwrap()).path()
+}
+
+/// Returns the files that the next producer leaves in the directory besides its own two. Killed
+/// processes have left some before. Removes the directory.
+pub(crate) fn files_left_in_directory() -> Vec<String> {
+    let mut next = spawn!().env("UMF_IPC_DIR", directory().to_str().unwrap()).start();
+    next.ok("pool p shared");
+    next.ok("alloc p 4096 -> p.b");
+    next.handle("handle p.b");
+    let files = std::fs::read_dir(directory()).unwrap();
+    let files: Vec<_> = files.map(|file| file.unwrap().file_name().into_string().unwrap()).collect();
+    let nonce = next.ok("nonce");
+    let own = nonce.split(' ').next().unwrap().strip_prefix("umf-").unwrap_or_default().to_owned();
+    next.kill();
+    std::fs::remove_dir_all(directory()).unwrap();
+    files.into_iter().filter(|file| own.is_empty() || !file.contains(&own)).collect()
 }
 
 /// Process of a campaign.
@@ -52,6 +77,9 @@ impl Worker {
             .env("UMF_MAX_OPENED_IPC_HANDLES", setup.max_opened)
             .env("UMF_MAX_CREATED_IPC_HANDLES", setup.max_created)
             .env("UMF_IPC_IMPORTER_SHARDS", setup.shards);
+        if setup.mode == "directory" {
+            spawn = spawn.env("UMF_IPC_DIR", directory().to_str().unwrap());
+        }
         if let Some(pid) = pid {
             spawn = spawn.pid(pid);
         }

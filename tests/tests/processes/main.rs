@@ -9,6 +9,7 @@
 #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
 
 mod arenas;
+mod dead_memory;
 mod defects;
 mod defects_hostile;
 mod defects_memory;

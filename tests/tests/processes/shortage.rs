@@ -109,16 +109,22 @@ fn full_dev_shm_is_an_error_and_other_processes_continue() {
     mount("tmpfs", "/dev/shm", "tmpfs", libc::MS_REMOUNT, "size=50%");
 }
 
+/// Mounts the control groups of a guest. Returns their folder.
+pub(crate) fn mount_cgroups() -> &'static Path {
+    let root = Path::new("/sys/fs/cgroup");
+    if !root.join("cgroup.procs").exists() {
+        mount("cgroup2", "/sys/fs/cgroup", "cgroup2", 0, "");
+    }
+    std::fs::write(root.join("cgroup.subtree_control"), "+memory").unwrap();
+    root
+}
+
 /// A control group, removed when dropped.
 struct Group(PathBuf);
 
 impl Group {
     fn new(name: &str, limit: u64) -> Self {
-        let root = Path::new("/sys/fs/cgroup");
-        if !root.join("cgroup.procs").exists() {
-            mount("cgroup2", "/sys/fs/cgroup", "cgroup2", 0, "");
-        }
-        std::fs::write(root.join("cgroup.subtree_control"), "+memory").unwrap();
+        let root = mount_cgroups();
         let this = Self(root.join(format!("umf-{name}-{}", std::process::id())));
         std::fs::create_dir(&this.0).unwrap();
         this.limit(limit);

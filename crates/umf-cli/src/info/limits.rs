@@ -22,9 +22,45 @@ const SMALL_SHM: u64 = 64 << 20;
 
 /// Probes the limits.
 pub(crate) fn probe() -> Group {
-    let findings =
-        vec![files(), locked(), address_space(), mappings(), overcommit(), dev_shm(), cgroup_memory()];
+    let findings = vec![
+        files(),
+        locked(),
+        address_space(),
+        mappings(),
+        overcommit(),
+        dev_shm(),
+        cgroup_memory(),
+        dead_memory(),
+    ];
     Group { key: "limits", title: "Limits", findings }
+}
+
+fn dead_memory() -> Finding {
+    let question = ask(
+        "dead_memory",
+        "Memory of a killed producer stays charged to its control group as long as an importer has a part of it mapped.",
+    );
+    let search = match umf::ipc::inspect::find() {
+        Ok(search) => search,
+        Err(error) => return question.unknown(error.to_string()),
+    };
+    let found = search.dead_memory();
+    let value = found.iter().map(|memory| {
+        json!({
+            "pid": memory.producer.pid,
+            "bytes": memory.bytes(),
+            "reserved_bytes": memory.reserved_bytes(),
+            "holders": memory.holders,
+        })
+    });
+    let value = Value::Array(value.collect());
+    if found.is_empty() {
+        return question.ok("no importer keeps memory of a killed producer").value(value);
+    }
+    let text: Vec<_> = found.iter().map(crate::inspect::gc::describe).collect();
+    let remedy = "Run `umf gc` as root, which releases what no importer has open. Importers do so themselves at their \
+                  next open, close or poll.";
+    question.limited(text.join("; "), remedy).value(value)
 }
 
 fn files() -> Finding {

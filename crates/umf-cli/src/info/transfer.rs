@@ -137,7 +137,8 @@ struct TemporaryDirectory(PathBuf);
 
 impl TemporaryDirectory {
     fn new() -> Self {
-        Self(std::env::temp_dir().join(format!("umf-info-{}", std::process::id())))
+        let folder = umf_os::environment::variable("TMPDIR").map_or_else(|| "/tmp".into(), PathBuf::from);
+        Self(folder.join(format!("umf-info-{}", std::process::id())))
     }
 }
 

@@ -1,4 +1,5 @@
-//! `umf gc`: removes named shared memory that killed processes left behind.
+//! `umf gc`: removes named shared memory that killed processes left behind, and releases memory of
+//! killed producers that importers keep and do not use.
 
 use std::fmt::Write;
 use std::fs;
@@ -6,6 +7,8 @@ use std::path::Path;
 
 use clap::Args;
 use rustix::io::Errno;
+
+use umf::ipc::inspect::{DeadMemory, KeptReason, Search, Survivors};
 
 use super::processes::plain;
 use crate::output::{self, Failure};
@@ -16,9 +19,13 @@ const FOLDER: &str = "/dev/shm";
 
 /// Shows and removes shared memory that killed processes left behind.
 ///
-/// Only named shared memory in /dev/shm can be left behind: all other memory is freed with the last
-/// process that uses it. An object is removed if a umf provider marked it as its own and the kernel
-/// grants a lease on it, so that no process has it open or mapped.
+/// Named shared memory in /dev/shm is left behind by the process that made it. An object is removed if
+/// a umf provider marked it as its own and the kernel grants a lease on it, so that no process has
+/// it open or mapped.
+///
+/// Unnamed memory of a killed producer stays as long as an importer has a part of it open. What no
+/// importer has open is released. That needs root. Importers release it themselves at their next
+/// open, close or poll.
 #[derive(Args)]
 pub(crate) struct GcCommand {
     /// Show what would be removed, and remove nothing
@@ -27,7 +34,7 @@ pub(crate) struct GcCommand {
 }
 
 impl GcCommand {
-    /// Scans `/dev/shm`, and removes what is left over.
+    /// Scans `/dev/shm` and the processes, and removes what is left over.
     ///
     /// # Errors
     /// An object could not be removed, or standard output cannot be written.
@@ -46,6 +53,11 @@ impl GcCommand {
             }
         }
         tally.summarize(&mut out, self.dry_run);
+        match super::processes::find() {
+            Ok(search) => dead_memory(&mut out, &search, self.dry_run),
+            // Writing to a String does not fail.
+            Err(failure) => drop(writeln!(out, "memory of killed producers: unknown: {failure}")),
+        }
         output::print(&out)?;
         match tally.failed {
             0 => Ok(()),
@@ -54,6 +66,34 @@ impl GcCommand {
             ))),
         }
     }
+}
+
+/// Releases what importers keep of killed producers and do not use, and reports it.
+fn dead_memory(out: &mut String, search: &Search, dry_run: bool) {
+    for memory in search.dead_memory() {
+        // Writing to a String does not fail.
+        let _ = write!(out, "{}: ", describe(&memory));
+        let _ = match (dry_run, memory.survivors) {
+            (true, Survivors::None) => writeln!(out, "what no importer has open would be released"),
+            _ if dry_run => writeln!(out, "would stay: {}", KeptReason::Survivors(memory.survivors)),
+            _ => match memory.release() {
+                Ok(bytes) => writeln!(out, "released {}, the rest is open", output::format_bytes(bytes)),
+                Err(reason) => writeln!(out, "stays: {reason}"),
+            },
+        };
+    }
+}
+
+/// Returns the producer, the bytes and the holders of a dead producer's memory.
+pub(crate) fn describe(memory: &DeadMemory) -> String {
+    let DeadMemory { producer, name, holders, .. } = memory;
+    let bytes = match memory.bytes() {
+        Some(bytes) => output::format_bytes(bytes),
+        None => format!("up to {}", output::format_bytes(memory.reserved_bytes())),
+    };
+    let holders: Vec<_> = holders.iter().map(|pid| format!("pid {pid}")).collect();
+    let name = if name.is_empty() { String::new() } else { format!(" ({})", plain(name)) };
+    format!("{bytes} of pid {}{name}, which has ended, mapped by {}", producer.pid, holders.join(", "))
 }
 
 #[derive(Default)]
@@ -133,8 +173,8 @@ impl Tally {
             );
         }
         out.push_str(
-            "(Checked: named shared memory. The kernel frees unnamed memory, ledgers and sockets with the last \
-             process that uses them.)\n",
+            "(Checked: named shared memory, and memory of killed producers. The kernel frees unnamed memory, ledgers and \
+             sockets with the last process that uses them.)\n",
         );
     }
 }

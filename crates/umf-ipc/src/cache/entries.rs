@@ -497,6 +497,16 @@ impl<K: Hash + Eq + Clone, V: Cached> Cache<K, V> {
         evicted.len()
     }
 
+    /// Returns the entries for which `condition` holds. Their values exist as long as they are
+    /// returned, even if they are evicted.
+    pub(crate) fn entries(&self, condition: impl Fn(&Entry<K, V>) -> bool) -> Vec<Arc<Entry<K, V>>> {
+        let mut found = Vec::new();
+        for shard in &self.shards {
+            found.extend(shard.lock().table.iter().filter(|entry| condition(entry)).map(Arc::clone));
+        }
+        found
+    }
+
     /// Calls `look` with every entry, in no particular order, under the lock of its shard.
     pub(crate) fn for_each(&self, mut look: impl FnMut(&Entry<K, V>)) {
         for shard in &self.shards {

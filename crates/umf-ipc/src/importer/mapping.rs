@@ -41,10 +41,6 @@ pub(super) struct OpenBlock {
     pub flags: u64,
     /// The region.
     pub region: NonNull<ImportedRegion>,
-    /// The producer's pid, for error messages.
-    pub pid: u32,
-    /// The slot in the ledger, for error messages.
-    pub slot: u32,
 }
 
 // SAFETY: it points to atomics, and to a region, which any thread may read.
@@ -108,8 +104,9 @@ impl<'i> Mapping<'i> {
     /// 524,288 handles in transit; [`Error::TransitFull`]; [`Error::LeasesOff`] if this importer opens without leases;
     /// [`Error::Stale`] in a forked child of the process that opened it, if the memory was freed.
     pub fn send_handle(&self, handle: &Handle, readers: NonZeroU16) -> Result<Handle> {
-        let OpenBlock { generation, slot, lease, .. } = self.block;
+        let OpenBlock { generation, lease, .. } = self.block;
         let producer = &self.region().producer;
+        let slot = self.slot();
         if (handle.nonce(), handle.slot(), handle.generation()) != (producer.nonce(), slot, generation) {
             return Err(Error::OtherHandle);
         }
@@ -117,9 +114,15 @@ impl<'i> Mapping<'i> {
         let bytes = self.block.length as u64;
         let ticket = producer.send(slot, bytes, readers.get(), self.importer.exchange())?;
         // A forked child has no lease, so that the ticket's one may have come too late.
-        if !lease.is_of_this_process() && !self.is_current_since_lease() {
-            producer.cancel(slot, ticket);
-            return Err(producer.stale(handle, self.generation_now()));
+        if !lease.is_of_this_process() {
+            if !self.is_current_since_lease() {
+                producer.cancel(slot, ticket);
+                return Err(producer.stale(handle, self.generation_now()));
+            }
+            if producer.is_collected() {
+                producer.cancel(slot, ticket);
+                return Err(Error::ProducerGone { pid: producer.pid() });
+            }
         }
         producer::keep_sender(Arc::clone(producer));
         Ok(handle.with_ticket(Some(ticket)))
@@ -170,13 +173,23 @@ impl<'i> Mapping<'i> {
         protocol::is_current(unsafe { self.block.word.as_ref() }, self.block.generation)
     }
 
+    /// Returns whether the producer's memory was collected before this thread counted the lease.
+    pub(super) fn is_collected(&self) -> bool {
+        self.block.lease.is_some() && self.region().producer.is_collected()
+    }
+
     fn check(&self) -> Result<()> {
         let now = self.generation_now();
         if now == self.block.generation {
             return Ok(());
         }
-        let OpenBlock { pid, slot, generation, .. } = self.block;
+        let (pid, slot, generation) = (self.region().producer.pid(), self.slot(), self.block.generation);
         Err(Error::Stale { pid, slot, generation, now })
+    }
+
+    /// Returns the number of the slot in the ledger.
+    fn slot(&self) -> u32 {
+        self.region().producer.ledger().slot_of(self.block.word)
     }
 
     /// Calls `use_it` with the memory, and checks before and afterwards that the block is current.
@@ -379,13 +392,18 @@ impl Drop for Mapping<'_> {
     #[inline]
     fn drop(&mut self) {
         failpoint!("lease.closing");
+        let mut is_collected = false;
         if let Some(lease) = self.block.lease {
             // SAFETY: by `new`'s contract the lease is this mapping's; the pin keeps the importer's
             // rows.
-            unsafe { lease.release() };
+            is_collected = unsafe { lease.release() };
         }
         self.importer.pins().give_back(self.pin, thread::current());
         failpoint!("lease.given_back");
+        if is_collected {
+            // Closes the mapping if this was its last block, and releases the block otherwise.
+            self.importer.sweep(true);
+        }
     }
 }
 

@@ -1,13 +1,15 @@
 //! [`Importer`]: opens handles, and keeps mappings in a bounded cache. This file has the public
 //! types and the settings. `open` has the steps of an open, `producer` the connection to a
-//! producer, `region` the cached mappings.
+//! producer, `region` the cached mappings, `dead` the memory of producers that have ended.
 
+mod dead;
 mod mapping;
 mod open;
 mod producer;
 mod region;
 mod statistics_ledger;
 
+pub(crate) use dead::sweep_all;
 pub use mapping::Mapping;
 pub use producer::{cancel_passed_on, is_passed_on, poll_passed_on};
 pub use umf_core::Access;
@@ -28,6 +30,7 @@ use crate::cache::{Cache, CacheStatistics, LimitPolicy, Limits, Memo};
 use crate::handle::Handle;
 use crate::identity::ProducerId;
 use crate::transfer::{ChannelSettings, Exchange};
+use dead::DeadProducers;
 use mapping::OpenBlock;
 use producer::Producer;
 use region::{ImportedRegion, Key, MemoizedWindow};
@@ -44,7 +47,7 @@ use statistics_ledger::StatisticsLedger;
 /// parent stay valid, and the importer continues with a cache of its own.
 #[derive(Debug)]
 pub struct Importer {
-    inner: Box<ImporterInner>,
+    inner: Arc<ImporterInner>,
 }
 
 pub(crate) struct ImporterInner {
@@ -56,6 +59,7 @@ pub(crate) struct ImporterInner {
     /// Windows that a thread used, by access.
     windows: [Memo<MemoizedWindow, { region::WINDOW_KEY_SIZE }, 64>; 2],
     producers: Lock<HashMap<ProducerId, Arc<Producer>>>,
+    dead: DeadProducers,
     statistics_ledger: StatisticsLedger,
 }
 
@@ -73,10 +77,6 @@ impl Importer {
     #[must_use]
     pub fn builder() -> ImporterBuilder {
         ImporterBuilder::default()
-    }
-
-    fn new(inner: ImporterInner) -> Result<Self> {
-        Ok(Self { inner: Box::new(inner) })
     }
 
     /// Returns a builder of another importer with the settings and the kinds of memory of this one.
@@ -303,14 +303,17 @@ impl ImporterBuilder {
             what: "opened mappings",
             setting: "UMF_MAX_OPENED_IPC_HANDLES, UMF_IPC_MAX_OPENED_BYTES",
         };
-        Importer::new(ImporterInner {
+        let inner = Arc::new(ImporterInner {
             cache: Cache::new(limits, self.settings.shards.clamp(1, 1024)),
             memo: [const { Memo::new() }; 2],
             windows: [const { Memo::new() }; 2],
             producers: Lock::new(HashMap::new()),
+            dead: DeadProducers::default(),
             imports: Lock::new(self.imports),
             statistics_ledger: StatisticsLedger::default(),
             settings: self.settings,
-        })
+        });
+        dead::register(&inner);
+        Ok(Importer { inner })
     }
 }

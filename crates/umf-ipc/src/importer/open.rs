@@ -95,7 +95,11 @@ impl ImporterInner {
             failpoint!("lease.counted_again");
         }
         // SAFETY: the pinned entry keeps the ledger mapped.
-        if protocol::is_current(unsafe { known.word.as_ref() }, known.generation) {
+        let is_current = protocol::is_current(unsafe { known.word.as_ref() }, known.generation);
+        // SAFETY: the pinned entry keeps the lease table mapped.
+        let is_collected =
+            known.lease.is_some_and(|lease| protocol::is_collected(unsafe { lease.dead().as_ref() }));
+        if is_current && !is_collected {
             memo.count_hit();
             return Some((admitted, pin, known));
         }
@@ -108,6 +112,7 @@ impl ImporterInner {
     /// Opens a handle that is not in this thread's memo, or that is stale.
     #[cold]
     fn open_slow(&self, handle: &Handle, access: Access) -> Result<Mapping<'_>> {
+        self.sweep_if_due();
         let opened = self.retry_after_eviction(|| self.open_checked(handle, access));
         let opened = opened.map_err(|error| match error {
             Error::Stale { .. } if handle.has_ticket() && !self.settings.leases => Error::LeasesOff,
@@ -224,8 +229,6 @@ impl ImporterInner {
             word,
             flags: region.flags(access),
             region: NonNull::from(region),
-            pid: handle.pid(),
-            slot: handle.slot(),
         };
         let (stamp, number) = (pinned.stamp, pinned.number);
         let ticket = handle.ticket().filter(|_| lease.is_some());
@@ -245,6 +248,10 @@ impl ImporterInner {
             failpoint!("lease.too_late");
             let (pid, slot, generation) = (handle.pid(), handle.slot(), handle.generation());
             return Err(Error::Stale { pid, slot, generation, now: mapping.generation_now() });
+        }
+        // The memory may be released, unless the producer was still alive.
+        if mapping.is_collected() {
+            return Err(Error::ProducerGone { pid: handle.pid() });
         }
         if handle.has_ticket() {
             return Ok(mapping);
@@ -268,6 +275,10 @@ impl ImporterInner {
     fn producer(&self, handle: &Handle) -> Result<Arc<Producer>> {
         if let Some(producer) = self.producers.lock().get(&handle.producer()) {
             return Ok(Arc::clone(producer));
+        }
+        // What is mapped of it can be opened, if it was sent with a ticket or is not collected.
+        if let Some(producer) = self.dead.find(handle) {
+            return Ok(producer);
         }
         let found = Arc::new(Producer::connect(handle, &self.settings.exchange, &self.settings.channel())?);
         // Dropped without the lock.
@@ -294,12 +305,15 @@ impl ImporterInner {
     fn disconnect(&self, handle: &Handle) {
         let known = self.producers.lock().remove(&handle.producer());
         if let Some(producer) = known {
-            self.cache.evict_idle(|entry| Arc::ptr_eq(&entry.value.producer, &producer));
+            self.dead.add(producer);
         }
+        self.sweep(true);
     }
 
     pub(super) fn evict_idle(&self) -> usize {
+        self.sweep(true);
         let evicted = self.cache.evict_idle(|_| true);
+        self.dead.prune();
         // Dropped without the lock.
         let mut disconnected = Vec::new();
         self.producers.lock().retain(|_, producer| {
@@ -317,6 +331,7 @@ impl ImporterInner {
 
     pub(super) fn statistics(&self) -> CacheStatistics {
         let fds = self.producers.lock().values().map(|producer| producer.fds()).sum::<u64>()
+            + self.dead.fds()
             + self.statistics_ledger.fds();
         let hits = self.memo.iter().map(Memo::hits).sum();
         CacheStatistics { fds, hits, ..self.cache.statistics() }

@@ -9,7 +9,7 @@ use umf_sync::{Lock, failpoint, fork};
 
 use crate::handle::{Handle, Ticket};
 use crate::identity::Nonce;
-use crate::lease::{self, ImporterLeases, Lease};
+use crate::lease::{self, ImporterLeases, Lease, LeasedSlots};
 use crate::ledger::{LedgerReader, SlotContent, SlotReader};
 use crate::protocol::lazy::{self, Vacant};
 use crate::transfer::{ChannelSettings, Exchange, FdChannel, Fetched, Mode, RemoteFd};
@@ -100,6 +100,24 @@ impl Producer {
         let found = lazy::get_valid(&self.leases, |leases| unsafe { leases.as_ref() }.is_of_this_process());
         // SAFETY: as for `found`.
         found.map(|leases| unsafe { leases.as_ref() })
+    }
+
+    /// Returns whether the producer's memory was collected, so that only what was open then is
+    /// there. The caller has counted a lease before.
+    pub(super) fn is_collected(&self) -> bool {
+        // A process that writes the word while the producer runs is not believed.
+        self.leases().is_ok_and(ImporterLeases::is_collected) && self.ledger.producer_has_ended()
+    }
+
+    /// Returns the slots that importers have leased, and prevents further leases. The producer has
+    /// ended. `None` if this process has no lease table of the producer, another process collects,
+    /// or tickets are claimed all the time.
+    pub(super) fn leased_slots(&self) -> umf_os::SystemResult<Option<LeasedSlots>> {
+        let Ok(leases) = self.leases() else { return Ok(None) };
+        match leases.collector()? {
+            Some(collector) => collector.leased_slots(),
+            None => Ok(None),
+        }
     }
 
     /// Acquires a lease on the export in `slot`. Opens the lease table first if necessary.

@@ -1,12 +1,14 @@
 //! [`ImportedRegion`]: a mapping in the importer's cache. It maps one region, or a window of a file
 //! that contains many regions. Each open holds a pin on one ([`PinnedMapping`]).
 
+use core::ops::Range;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::cell::Cell;
 use std::sync::Arc;
 
-use umf_core::{Access, Address, Import, ImportRequest, Imported};
+use rustix::io::Errno;
+use umf_core::{Access, Address, Import, ImportRequest, Imported, ProviderKind};
 use umf_os::ReceivedFd;
 use umf_sync::{failpoint, thread};
 
@@ -69,12 +71,61 @@ pub(super) struct ImportedRegion {
     pub producer: Arc<Producer>,
     pub imported: Imported,
     pub import: Arc<dyn Import>,
+    /// The part of the file that is mapped, if the file is of the producer alone and its pages can
+    /// be released.
+    pub file: Option<FilePart>,
     recent: RecentRegions,
 }
 
+/// The file of a mapping, and the offset in it at which the mapping begins.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FilePart {
+    pub file: FileIdentity,
+    pub offset: u64,
+}
+
+impl FilePart {
+    /// Returns the part from `offset` on of the file that a handle names. `None` for memory of
+    /// devices, for files with a name and for huge page files: only a memfd of the host provider is
+    /// of its producer alone.
+    fn of(handle: &Handle, offset: u64) -> Option<Self> {
+        let (device, inode) = handle.data_identity();
+        let is_memfd = handle.data_fd().is_some() && umf_os::memfd::device().ok()? == Some(device);
+        let is_host = handle.provider_kind() == ProviderKind::HOST;
+        (is_memfd && is_host).then_some(Self { file: FileIdentity { device, inode }, offset })
+    }
+}
+
 impl ImportedRegion {
-    pub(super) fn new(producer: &Arc<Producer>, imported: Imported, import: Arc<dyn Import>) -> Self {
-        Self { producer: Arc::clone(producer), imported, import, recent: RecentRegions::default() }
+    pub(super) fn new(
+        producer: &Arc<Producer>,
+        imported: Imported,
+        import: Arc<dyn Import>,
+        file: Option<FilePart>,
+    ) -> Self {
+        Self { producer: Arc::clone(producer), imported, import, file, recent: RecentRegions::default() }
+    }
+
+    /// Releases the pages of a range of the file that lies in this mapping. The producer and its
+    /// children have ended, and no importer has the range open.
+    ///
+    /// # Errors
+    /// Those of `madvise(2)`: `EACCES` if the mapping is read-only, `EPERM` if the file is sealed
+    /// against writing.
+    pub(super) fn release_pages(&self, range: &Range<u64>) -> umf_os::SystemResult<()> {
+        if self.imported.read_only {
+            return Err(Errno::ACCESS);
+        }
+        let offset = self.file.and_then(|file| range.start.checked_sub(file.offset)).ok_or(Errno::INVAL)?;
+        let offset = usize::try_from(offset).map_err(|_| Errno::INVAL)?;
+        let size = usize::try_from(range.end - range.start).map_err(|_| Errno::INVAL)?;
+        if offset.checked_add(size).is_none_or(|end| end > self.imported.size) {
+            return Err(Errno::INVAL);
+        }
+        let base = self.imported.base.as_ptr().and_then(NonNull::new).ok_or(Errno::INVAL)?;
+        // SAFETY: the range lies in the mapping, which `self` keeps. All accesses by others are to
+        // blocks that are open, and so are not in the range.
+        unsafe { umf_os::memfd::release_pages(base.add(offset), size) }
     }
 
     /// Notes that memory of a region was opened. `slot` and `generation` are those of the region's
@@ -212,7 +263,8 @@ impl ImporterInner {
             };
             failpoint!("import.mapped");
             // Released when dropped, also after an error.
-            let opened = ImportedRegion::new(producer, imported, import);
+            let file = FilePart::of(handle, handle.data_offset());
+            let opened = ImportedRegion::new(producer, imported, import, file);
             producer.check_driver_import(handle, &self.settings.exchange)?;
             self.statistics_ledger.note_opened();
             Ok(opened)
@@ -250,7 +302,8 @@ impl ImporterInner {
             let imported = import.import(request)?;
             failpoint!("window.mapped");
             self.statistics_ledger.note_opened();
-            Ok(ImportedRegion::new(producer, imported, import))
+            let file = FilePart::of(handle, window.start);
+            Ok(ImportedRegion::new(producer, imported, import, file))
         };
         // Idle windows may use the address space that this one needs.
         let opened = self.cache.get_or_insert_with(&key, window.size, || self.retry_after_eviction(map));

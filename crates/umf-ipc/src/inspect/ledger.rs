@@ -11,7 +11,8 @@ use rustix::fs::SealFlags;
 use super::{FoundLedger, OwnerStatus};
 use crate::lease::layout as lease;
 use crate::ledger::layout::{
-    FLAG_IMPORTER, FLAG_SERVED, HEADER_SIZE, LedgerHeader, OwnerIdentity, ParsedHeader, Slot,
+    FLAG_IMPORTER, FLAG_SERVED, HEADER_SIZE, LedgerHeader, OwnerIdentity, ParsedHeader, Slot, SlotContent,
+    Survivors,
 };
 use crate::ledger::ring::{RingShape, read_last};
 use crate::ledger::statistics::{CACHES, FIXED_WORDS, POOLS, Statistics};
@@ -171,6 +172,29 @@ impl Ledger {
         Some(slots.filter_map(|(((a, b), c), number)| Slot::parse(number, a, b, c)).collect())
     }
 
+    /// Returns the description of the last export of each slot that has been used. It is consistent
+    /// if the owner has ended.
+    pub(super) fn last_contents(&self) -> impl Iterator<Item = (u32, SlotContent)> + '_ {
+        let used = self.used();
+        (0..used).step_by(CHUNK as usize).flat_map(move |first| {
+            let offset = HEADER_SIZE as u64 + u64::from(first) * (Slot::WORDS * WORD) as u64;
+            let words = self.source.words(offset, CHUNK.min(used - first) as usize * Slot::WORDS);
+            let words = words.unwrap_or_default();
+            let contents: Vec<_> = words.chunks_exact(Slot::WORDS).map(Slot::last_content).collect();
+            (first..).zip(contents)
+        })
+    }
+
+    /// Returns which processes may use the owner's memory, apart from importers.
+    #[must_use]
+    pub fn survivors(&self) -> Survivors {
+        let flags = || self.source.read(offset_of!(LedgerHeader, flags)).map_or(0, u32::from_le_bytes);
+        match &self.source {
+            Source::File(fd) => Survivors::of(OfdLocks::of_file(fd), flags),
+            Source::Bytes(_) => Survivors::Unknown,
+        }
+    }
+
     /// Returns the statistics that its owner has published; `None` if there are none that this
     /// version can read.
     #[must_use]
@@ -244,25 +268,8 @@ impl FoundLedger {
     /// Opens the owner's lease table, and checks its size and header.
     fn open_lease_table(&self) -> Option<(OwnedFd, lease::TableShape)> {
         let OwnerStatus::Alive { pid } = self.owner else { return None };
-        let (number, rows) = self.ledger.lease_table()?;
-        let shape = lease::TableShape { slots: self.ledger.capacity(), rows: rows.min(lease::MAX_ROWS) };
-        let found = umf_os::file::open_path(&format!("/proc/{pid}/fd/{number}")).ok()?;
-        let identity = umf_os::file::identity(&found).ok()?;
-        let is_memory =
-            umf_os::file::is_regular(&found).ok()? && umf_os::memfd::device().ok()? == Some(identity.device);
-        if !is_memory {
-            return None;
-        }
-        let table = umf_os::file::reopen(found.as_fd(), true).ok()?;
-        let is_sealed = umf_os::memfd::is_sealed(&table, SealFlags::SHRINK | SealFlags::GROW).ok()?;
-        if !is_sealed
-            || umf_os::file::size(&table).ok()? != shape.size()
-            || umf_os::file::identity(&table).ok()? != identity
-        {
-            return None;
-        }
-        let version = read_word(&table, offset_of!(lease::TableHeader, version) as u64)? as u32;
-        (read_word(&table, 0)? == lease::MAGIC && version == lease::VERSION).then_some((table, shape))
+        let (number, _) = self.ledger.lease_table()?;
+        self.ledger.lease_table_at(&format!("/proc/{pid}/fd/{number}"))
     }
 
     fn read_lease_rows(&self, slot: u32) -> Option<Vec<LeaseRow>> {
@@ -286,6 +293,34 @@ impl FoundLedger {
             (row.importer != 0 || row.count != 0).then_some(row)
         });
         Some(rows.collect())
+    }
+}
+
+impl Ledger {
+    /// Opens the file at a path in `/proc` for writing, if it is the ledger's lease table.
+    pub(super) fn lease_table_at(&self, path: &str) -> Option<(OwnedFd, lease::TableShape)> {
+        let (_, rows) = self.lease_table()?;
+        let shape = lease::TableShape { slots: self.capacity(), rows: rows.min(lease::MAX_ROWS) };
+        let found = umf_os::file::open_path(path).ok()?;
+        let identity = umf_os::file::identity(&found).ok()?;
+        let is_memory =
+            umf_os::file::is_regular(&found).ok()? && umf_os::memfd::device().ok()? == Some(identity.device);
+        if !is_memory {
+            return None;
+        }
+        let table = umf_os::file::reopen(found.as_fd(), true).ok()?;
+        let is_sealed = umf_os::memfd::is_sealed(&table, SealFlags::SHRINK | SealFlags::GROW).ok()?;
+        if !is_sealed
+            || umf_os::file::size(&table).ok()? != shape.size()
+            || umf_os::file::identity(&table).ok()? != identity
+        {
+            return None;
+        }
+        let version = read_word(&table, offset_of!(lease::TableHeader, version) as u64)? as u32;
+        let nonce = [0, 8].map(|half| read_word(&table, offset_of!(lease::TableHeader, nonce) as u64 + half));
+        let is_of_ledger = nonce == self.identity().nonce.halves().map(Some);
+        let is_table = read_word(&table, 0)? == lease::MAGIC && version == lease::VERSION && is_of_ledger;
+        is_table.then_some((table, shape))
     }
 }
 

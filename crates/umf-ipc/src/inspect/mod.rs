@@ -5,11 +5,13 @@
 //! of a killed process is found as long as an importer has it open. Other processes wrote the
 //! contents. So they are copied, not mapped, and checked before use.
 
+mod dead_memory;
 mod find;
 mod ledger;
 
-pub use crate::ledger::layout::{ExportEnd, OwnerIdentity, RetireReason, Slot, SlotContent};
+pub use crate::ledger::layout::{ExportEnd, OwnerIdentity, RetireReason, Slot, SlotContent, Survivors};
 pub use crate::ledger::statistics::{PoolFigures, Statistics, plain};
+pub use dead_memory::{DeadMemory, KeptReason};
 pub use find::{FoundLedger, OwnerStatus, Search, find};
 pub use ledger::{LeaseRow, Ledger};
 

@@ -67,6 +67,25 @@ pub(crate) enum RetireOutcome {
 /// forked child must not touch them.
 static ORPHANS: Lock<Vec<(Arc<ExportTable>, ObserverGuard)>> = Lock::new(Vec::new());
 
+/// The tables of this process, and of processes that it was forked from.
+static TABLES: Lock<Vec<Weak<ExportTable>>> = Lock::new(Vec::new());
+
+/// Adds a new table to [`TABLES`]. If the process has others, importers may have the same memory
+/// open by any of them, and all their ledgers say so.
+fn note_tables_at_the_same_time(table: &Arc<ExportTable>) {
+    let mut tables = TABLES.lock();
+    tables.retain(|known| known.strong_count() > 0);
+    // Dropped without the lock.
+    let others: Vec<_> = tables.iter().filter_map(Weak::upgrade).collect();
+    tables.push(Arc::downgrade(table));
+    drop(tables);
+    let mut others = others.into_iter().filter(|known| known.is_of_this_process()).peekable();
+    if others.peek().is_some() {
+        table.ledger.note_other_exporter();
+        others.for_each(|other| other.ledger.note_other_exporter());
+    }
+}
+
 /// Removes the tables without leases from [`ORPHANS`]. The caller drops them without a lock,
 /// because dropping waits for frees in progress.
 fn take_reclaimed() -> Vec<(Arc<ExportTable>, ObserverGuard)> {
@@ -93,7 +112,7 @@ impl ExportTable {
         let leases = LeaseTable::new(ledger.capacity(), ledger.nonce())?;
         ledger.publish_lease_table(leases.raw_fd(), leases.rows());
         failpoint!("lease.table_named");
-        Ok(Arc::new_cyclic(|weak_self| Self {
+        let table = Arc::new_cyclic(|weak_self| Self {
             ledger,
             leases,
             tickets: Lock::new(None),
@@ -103,7 +122,9 @@ impl ExportTable {
             is_orphan: AtomicBool::new(false),
             weak_self: Weak::clone(weak_self),
             generation: fork::generation(),
-        }))
+        });
+        note_tables_at_the_same_time(&table);
+        Ok(table)
     }
 
     /// Allocates a slot that nothing uses.

@@ -41,7 +41,9 @@ pub(crate) struct TableHeader {
     pub search: CacheAligned<AtomicU32>,
     /// Number of tickets that were sent, and of attempts to claim one.
     pub events: CacheAligned<AtomicU64>,
-    /// Not used.
+    /// Not 0: a collector found that the producer has ended, and releases what is not leased. It
+    /// counts only while the producer's ledger is not locked. Importers read it at each open, and
+    /// no process writes it while the producer runs.
     pub dead: CacheAligned<AtomicU32>,
     /// Number of times that a row of an ended importer was cleared.
     pub cleared: CacheAligned<AtomicU64>,

@@ -9,7 +9,7 @@
 //!
 //! | part of the table | written by | content |
 //! |---|---|---|
-//! | header | the producer; `height`, `search`, `events` and `cleared` by importers | identity of the producer, shape, number of rows that were ever used, where to look for a free one |
+//! | header | the producer; `height`, `search`, `events`, `dead` and `cleared` by importers | identity of the producer, shape, number of rows that were ever used, where to look for a free one |
 //! | owners, one per row | importers; the producer if the owner has ended | which process owns the row; an importer prefers a row that has no owner |
 //! | opened bitmap, one word per slot | importers set bits, the producer clears them | rows (modulo 64) in which the slot was ever opened |
 //! | rows of counters | their owners; the producer if the owner has ended | how often each slot is open |
@@ -23,14 +23,18 @@
 //! that memory is still in use. `docs/leases.md` and `docs/tickets.md` have the protocol step
 //! by step; `tests/models` explores its interleavings.
 
+mod collector;
 mod deferred;
 mod export_table;
+mod kept_ranges;
 pub(crate) mod layout;
 mod rows;
 mod table;
 mod tickets;
 
+pub(crate) use collector::{Collector, LeasedSlots};
 pub(crate) use export_table::{ExportTable, ExportedRange, RetireOutcome, drop_reclaimed};
+pub(crate) use kept_ranges::KeptRanges;
 pub(crate) use rows::{ImporterLeases, Lease, LeaseTableId, REOPENING};
 pub(crate) use table::{LeaseTable, Scan};
 

@@ -10,6 +10,7 @@ use rustix::io::Errno;
 use umf_os::ReceivedFd;
 use umf_sync::{Lock, WipeOnForkWord, failpoint, fork, thread};
 
+use super::Collector;
 use super::layout::{HeaderMapping, MAGIC, MAX_ROWS, ROW_HEADER, TableShape, VERSION, row_bit};
 use super::tickets::{self, SentTickets, TicketRows};
 use crate::handle::Ticket;
@@ -37,8 +38,10 @@ const POPULATE_SIZE: usize = 4096;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Lease {
     word: NonNull<AtomicU64>,
-    /// 0 in forked children, where `word` is not mapped.
+    /// 0 in forked children, where `word` and `dead` are not mapped.
     is_owner: NonNull<AtomicU32>,
+    /// The table's `dead`.
+    dead: NonNull<AtomicU32>,
 }
 
 impl Lease {
@@ -54,17 +57,27 @@ impl Lease {
         self.word
     }
 
-    /// Releases the lease. Does nothing in a forked child of the process that took it.
+    /// Returns the word that is set when the producer's memory was collected.
+    #[inline]
+    pub(crate) const fn dead(self) -> NonNull<AtomicU32> {
+        self.dead
+    }
+
+    /// Releases the lease. Does nothing in a forked child of the process that took it. Returns
+    /// whether a collector has set the table's `dead`.
     ///
     /// # Safety
     /// The lease was not released before, and its [`ImporterLeases`] exists.
     #[inline]
-    pub(crate) unsafe fn release(self) {
-        if self.is_of_this_process() {
-            // SAFETY: this is the process that maps the row, and the caller guarantees that the
-            // mapping exists.
-            protocol::release_lease(unsafe { self.word.as_ref() });
+    pub(crate) unsafe fn release(self) -> bool {
+        if !self.is_of_this_process() {
+            return false;
         }
+        // SAFETY: this is the process that maps the table, and the caller guarantees that the
+        // mappings exist.
+        let (word, dead) = unsafe { (self.word.as_ref(), self.dead.as_ref()) };
+        protocol::release_lease(word);
+        dead.load(Ordering::Relaxed) != 0
     }
 }
 
@@ -203,6 +216,21 @@ impl ImporterLeases {
         Ok(reopened)
     }
 
+    /// Returns whether a collector has set the table's `dead`.
+    pub(crate) fn is_collected(&self) -> bool {
+        protocol::is_collected(&self.head.header().dead.0)
+    }
+
+    /// Begins a collection of the producer's memory: see [`Collector::begin`].
+    ///
+    /// # Errors
+    /// As [`Collector::begin`]; `EBADF` in a process without `/proc`, which has no descriptor of the
+    /// table.
+    pub(crate) fn collector(&self) -> umf_os::SystemResult<Option<Collector<'_>>> {
+        let fd = self.fd.as_ref().ok_or(Errno::BADF)?;
+        Collector::begin(fd.as_fd(), self.file, &self.head)
+    }
+
     /// Returns whether this process made it, and not a process that this one was forked from.
     #[inline]
     pub(crate) fn is_of_this_process(&self) -> bool {
@@ -250,7 +278,8 @@ impl ImporterLeases {
         // SAFETY: the row is mapped as long as `self`, and `row.word` has populated the page.
         protocol::count_lease(unsafe { word.as_ref() });
         failpoint!("lease.counted");
-        Ok(Lease { word, is_owner: NonNull::from(self.is_owner.word()) })
+        let dead = NonNull::from(&self.head.header().dead.0);
+        Ok(Lease { word, is_owner: NonNull::from(self.is_owner.word()), dead })
     }
 
     /// Sends a ticket of the export of `bytes` bytes in `slot`, which the ledger has, to `readers`

@@ -11,6 +11,7 @@ use crate::identity::Nonce;
 use crate::{Error, Result};
 use umf_os::{OfdLocks, SharedMapping};
 
+mod collector;
 mod tickets;
 
 const SLOTS: u32 = 1024;

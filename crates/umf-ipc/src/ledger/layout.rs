@@ -3,11 +3,13 @@
 //! Another process wrote the file. [`ParsedHeader::parse`] checks the numbers that determine
 //! offsets. All others may have any value.
 
+use core::fmt;
 use core::mem::offset_of;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::statistics;
 use crate::identity::{BootId, Nonce};
+use umf_os::OfdLocks;
 
 /// `"UMFLEDGR"`, little-endian.
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"UMFLEDGR");
@@ -21,8 +23,18 @@ pub(crate) const FLAG_SERVED: u32 = 1;
 pub(crate) const FLAG_IMPORTER: u32 = 2;
 /// A flag: the producer holds the write lock of [`LIVENESS_BYTE`] until it ends.
 pub(crate) const FLAG_LOCKED: u32 = 4;
+/// A flag: the producer and its forked children hold the write lock of [`MEMORY_BYTE`] as long as
+/// they have the producer's memory mapped.
+pub(crate) const FLAG_MEMORY_LOCKED: u32 = 8;
+/// A flag: the producer dropped its exporter, and may still use its memory.
+pub(crate) const FLAG_DROPPED: u32 = 16;
+/// A flag: the producer had another exporter at the same time, which may export the same memory.
+pub(crate) const FLAG_NOT_ALONE: u32 = 32;
 /// The byte whose write lock shows that the producer runs.
 pub(crate) const LIVENESS_BYTE: u64 = 0;
+/// The byte whose write lock shows that the producer or a forked child that has inherited its memory
+/// runs.
+pub(crate) const MEMORY_BYTE: u64 = 1;
 /// Offset of the slots, in bytes.
 pub(crate) const HEADER_SIZE: usize = 4096;
 /// The most exports that a process can have at one time (512 MiB of sparse file).
@@ -51,7 +63,8 @@ pub(crate) struct LedgerHeader {
     pub slot_capacity: AtomicU32,
     /// Slots below this number have been used. Above it, the file may have holes.
     pub slots_used: AtomicU32,
-    /// [`FLAG_SERVED`], [`FLAG_IMPORTER`], [`FLAG_LOCKED`].
+    /// [`FLAG_SERVED`], [`FLAG_IMPORTER`], [`FLAG_LOCKED`], [`FLAG_MEMORY_LOCKED`],
+    /// [`FLAG_DROPPED`], [`FLAG_NOT_ALONE`]. The last two are added later.
     pub flags: AtomicU32,
     /// Descriptor number of the lease table, which importers may write, and its number of rows. -1
     /// and 0 if there is none.
@@ -59,6 +72,69 @@ pub(crate) struct LedgerHeader {
     pub lease_table_rows: AtomicU32,
     /// Offset of the statistics, 0 if there are none.
     pub statistics_offset: AtomicU64,
+}
+
+/// Which processes may use a producer's memory, apart from importers with leases.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Survivors {
+    /// None: the producer has ended, and so have its forked children.
+    None,
+    /// The producer runs.
+    Producer,
+    /// The producer has ended. A forked child of it that has inherited its memory runs.
+    Child,
+    /// The producer dropped its exporter before it ended, or it may still run.
+    DroppedExporter,
+    /// The producer had several exporters at the same time, so that importers may have its memory
+    /// open by another ledger.
+    SeveralExporters,
+    /// The producer could not take the locks that tell.
+    Unknown,
+}
+
+impl fmt::Display for Survivors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::None => "its producer and all children have ended",
+            Self::Producer => "its producer runs",
+            Self::Child => "a forked child of the producer has it; end that process",
+            Self::DroppedExporter => {
+                "the producer dropped its exporter, and may run; end the processes that have the memory mapped"
+            }
+            Self::SeveralExporters => {
+                "the producer had several exporters, each with its own leases; end the processes that have the memory \
+                 mapped"
+            }
+            Self::Unknown => {
+                "the producer could not lock its ledger (no /proc, or a sandbox); end the processes that have the \
+                 memory mapped"
+            }
+        })
+    }
+}
+
+impl Survivors {
+    /// Queries the locks of a ledger, then the flags of its header.
+    pub(crate) fn of(locks: OfdLocks<'_>, flags: impl FnOnce() -> u32) -> Self {
+        match [LIVENESS_BYTE, MEMORY_BYTE].map(|byte| locks.is_write_locked(byte)) {
+            [Ok(true), _] => return Self::Producer,
+            [Ok(false), Ok(true)] => return Self::Child,
+            [Ok(false), Ok(false)] => {}
+            _ => return Self::Unknown,
+        }
+        // After the locks: a producer sets the flag before it drops them.
+        let flags = flags();
+        if flags & FLAG_DROPPED != 0 {
+            Self::DroppedExporter
+        } else if flags & FLAG_LOCKED == 0 || flags & FLAG_MEMORY_LOCKED == 0 {
+            Self::Unknown
+        } else if flags & FLAG_NOT_ALONE != 0 {
+            Self::SeveralExporters
+        } else {
+            Self::None
+        }
+    }
 }
 
 /// One export: two cache lines.
@@ -248,6 +324,13 @@ pub struct Slot {
 
 impl Slot {
     pub(crate) const WORDS: usize = SLOT / WORD;
+
+    /// Returns the description of the slot's last export, from its words.
+    pub(crate) fn last_content(words: &[u64]) -> SlotContent {
+        const CONTENT_AT: usize = offset_of!(SlotWords, content) / WORD;
+        let content = words.get(CONTENT_AT..).and_then(<[u64]>::first_chunk).copied();
+        SlotContent::from_words(content.unwrap_or_default())
+    }
 
     /// Parses a slot from three successive reads of its words.
     pub(crate) fn parse(number: u32, before: &[u64], words: &[u64], after: &[u64]) -> Option<Self> {

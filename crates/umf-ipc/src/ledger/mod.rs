@@ -14,7 +14,7 @@ pub(crate) mod ring;
 pub(crate) mod statistics;
 mod writer;
 
-pub(crate) use layout::{MAX_SLOTS, RetireReason, SlotContent};
+pub(crate) use layout::{MAX_SLOTS, RetireReason, SlotContent, Survivors};
 pub(crate) use reader::{LedgerReader, SlotReader};
 pub(crate) use statistics::PublishedCounters;
 pub(crate) use writer::LedgerWriter;

@@ -9,7 +9,7 @@ use umf_sync::failpoint;
 
 use super::layout::{
     FLAG_LOCKED, HEADER_SIZE, HeaderError, LIVENESS_BYTE, LedgerHeader, LedgerLayout, MAX_SLOTS,
-    ParsedHeader, SlotContent, SlotWords,
+    ParsedHeader, SlotContent, SlotWords, Survivors,
 };
 use crate::handle::Handle;
 use crate::{Error, Result, protocol};
@@ -101,6 +101,28 @@ impl LedgerReader {
             && fd.is_ok_and(|fd| OfdLocks::of_file(fd).is_write_locked(LIVENESS_BYTE) == Ok(false))
     }
 
+    /// Returns which processes may still use the producer's memory, apart from importers.
+    pub(crate) fn survivors(&self) -> Survivors {
+        match self.fd.get() {
+            Ok(fd) => {
+                Survivors::of(OfdLocks::of_file(fd), || self.header_words().flags.load(Ordering::SeqCst))
+            }
+            Err(_) => Survivors::Unknown,
+        }
+    }
+
+    fn header_words(&self) -> &LedgerHeader {
+        // SAFETY: `open` refuses a file that is shorter than a header, the seals prevent it from
+        // shrinking, and all fields are atomics.
+        unsafe { self.mapping.base().cast().as_ref() }
+    }
+
+    /// Returns the number of the slot of a word that [`SlotReader::generation_word`] returned.
+    pub(crate) fn slot_of(&self, word: NonNull<AtomicU64>) -> u32 {
+        let offset = word.addr().get().wrapping_sub(self.mapping.base().addr().get() + HEADER_SIZE);
+        (offset / size_of::<SlotWords>()) as u32
+    }
+
     /// Returns the device and inode of the ledger's file.
     pub(crate) const fn identity(&self) -> FileIdentity {
         self.fd.identity()
@@ -108,11 +130,8 @@ impl LedgerReader {
 
     /// Returns a slot that has been used.
     pub(crate) fn slot(&self, number: u32) -> Option<SlotReader<'_>> {
-        // SAFETY: `open` refuses a file that is shorter than a header, the seals prevent it from
-        // shrinking, and all fields are atomics.
-        let header: &LedgerHeader = unsafe { self.mapping.base().cast().as_ref() };
         // Later slots are holes in the file, and reading one would allocate its page.
-        let used = header.slots_used.load(Ordering::Acquire).min(self.capacity());
+        let used = self.header_words().slots_used.load(Ordering::Acquire).min(self.capacity());
         if number >= used {
             return None;
         }
@@ -139,6 +158,12 @@ impl SlotReader<'_> {
     /// Returns the address of the generation, for checks by one load while the ledger is mapped.
     pub(crate) fn generation_word(self) -> NonNull<AtomicU64> {
         NonNull::from(&self.slot.generation)
+    }
+
+    /// Reads the content of the slot's last export. It is consistent if the slot does not change
+    /// any more.
+    pub(crate) fn last_content(self) -> SlotContent {
+        SlotContent::load(self.slot)
     }
 
     /// Reads the slot's content.

@@ -166,3 +166,39 @@ fn invalid_ledger_is_refused() {
     let flags = rustix::io::fcntl_getfd(ledger.shared_fd()).unwrap();
     assert!(flags.contains(rustix::io::FdFlags::CLOEXEC));
 }
+
+/// No process uses a producer's memory without a lease, once it has ended with all its children.
+#[test]
+fn ledger_tells_which_processes_may_use_the_memory() {
+    use crate::ledger::Survivors;
+    use crate::ledger::layout::{FLAG_LOCKED, FLAG_MEMORY_LOCKED, LIVENESS_BYTE, MEMORY_BYTE};
+    use std::os::fd::AsFd;
+    use umf_os::{OfdLocks, ReopenedFile};
+
+    let ledger = LedgerWriter::new(10, false).unwrap();
+    let fd = ledger.shared_fd().as_fd().try_clone_to_owned().unwrap();
+    let flags = || {
+        let mut flags = [0; 4];
+        umf_os::file::read_at(&fd, &mut flags, 92).unwrap();
+        u32::from_le_bytes(flags)
+    };
+    let survivors = || Survivors::of(OfdLocks::of_file(&fd), flags);
+    assert_eq!(flags() & (FLAG_LOCKED | FLAG_MEMORY_LOCKED), FLAG_LOCKED | FLAG_MEMORY_LOCKED);
+    assert_eq!(survivors(), Survivors::Producer);
+    drop(ledger);
+    assert_eq!(survivors(), Survivors::DroppedExporter);
+
+    // A killed producer: the locks are free, and the flags stay.
+    let killed = FLAG_LOCKED | FLAG_MEMORY_LOCKED;
+    let of = |flags| Survivors::of(OfdLocks::of_file(&fd), || flags);
+    assert_eq!(of(killed), Survivors::None);
+    assert_eq!(of(FLAG_LOCKED), Survivors::Unknown);
+    assert_eq!(of(0), Survivors::Unknown);
+    assert_eq!(of(killed | layout::FLAG_NOT_ALONE), Survivors::SeveralExporters);
+    let identity = umf_os::file::identity(&fd).unwrap();
+    let child = ReopenedFile::of(fd.as_fd(), identity).unwrap();
+    assert!(child.locks().try_write_lock(MEMORY_BYTE).unwrap());
+    assert_eq!(of(killed), Survivors::Child);
+    assert!(child.locks().try_write_lock(LIVENESS_BYTE).unwrap());
+    assert_eq!(of(killed), Survivors::Producer);
+}

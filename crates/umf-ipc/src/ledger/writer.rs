@@ -8,11 +8,12 @@ use std::sync::Arc;
 
 use rustix::fs::SealFlags;
 use umf_sync::fork::{ForkGuard, Outer};
-use umf_sync::{Lock, chunks::Chunks, failpoint};
+use umf_sync::{Lock, chunks::Chunks, failpoint, fork};
 
 use super::layout::{
-    ExportEnd, FLAG_IMPORTER, FLAG_LOCKED, FLAG_SERVED, HEADER_SIZE, LIVENESS_BYTE, LedgerHeader,
-    LedgerLayout, MAGIC, MEMFD_NAME, RetireReason, SlotContent, SlotWords, VERSION,
+    ExportEnd, FLAG_DROPPED, FLAG_IMPORTER, FLAG_LOCKED, FLAG_MEMORY_LOCKED, FLAG_NOT_ALONE, FLAG_SERVED,
+    HEADER_SIZE, LIVENESS_BYTE, LedgerHeader, LedgerLayout, MAGIC, MEMFD_NAME, MEMORY_BYTE, RetireReason,
+    SlotContent, SlotWords, VERSION,
 };
 use super::statistics::{self, PublishedCounters, StatisticsArea};
 use crate::identity::{Nonce, ProcessIdentity};
@@ -27,7 +28,11 @@ const RESERVE: u32 = 1024;
 #[derive(Debug)]
 pub(crate) struct LedgerWriter {
     mapping: SharedMapping,
+    /// Holds the lock of [`MEMORY_BYTE`]. Forked children inherit it.
+    memory_lock: Option<SharedMapping>,
     fd: CheckedFile,
+    /// [`fork::generation`] of the process that made it.
+    generation: u32,
     nonce: Nonce,
     identity: ProcessIdentity,
     capacity: u32,
@@ -91,6 +96,8 @@ impl LedgerWriter {
                 .map_err(|errno| Error::system("fallocate of the ledger", errno))?;
         }
         let (mapping, is_locked) = map_locked(&fd, areas.size)?;
+        let is_importers = flags & FLAG_IMPORTER != 0;
+        let memory_lock = if is_locked && !is_importers { lock_memory(&fd) } else { None };
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE | SealFlags::SEAL;
         umf_os::memfd::add_seals(&fd, seals).map_err(|errno| Error::System {
             call: "sealing of the ledger",
@@ -100,8 +107,10 @@ impl LedgerWriter {
         failpoint!("ledger.sealed");
         let ledger = Self {
             mapping,
+            memory_lock,
             fd: CheckedFile::closed_on_fork(fd)
                 .map_err(|errno| Error::system("fstat of the ledger", errno))?,
+            generation: fork::generation(),
             nonce,
             identity,
             capacity,
@@ -117,7 +126,9 @@ impl LedgerWriter {
         if let Some(statistics) = ledger.statistics() {
             statistics.write_fixed(&process_name(), umf_os::clock::boot());
         }
-        ledger.write_header(flags | (u32::from(is_locked) * FLAG_LOCKED));
+        let is_memory_locked = ledger.memory_lock.is_some();
+        let set = |is_set, flag| if is_set { flag } else { 0 };
+        ledger.write_header(flags | set(is_locked, FLAG_LOCKED) | set(is_memory_locked, FLAG_MEMORY_LOCKED));
         failpoint!("ledger.made");
         Ok(ledger)
     }
@@ -184,6 +195,12 @@ impl LedgerWriter {
     /// Returns the number of slots.
     pub(crate) const fn capacity(&self) -> u32 {
         self.capacity
+    }
+
+    /// Notes that another exporter of this process may export the same memory, so that its leases
+    /// are not all in one table.
+    pub(crate) fn note_other_exporter(&self) {
+        self.header().flags.fetch_or(FLAG_NOT_ALONE, Ordering::SeqCst);
     }
 
     /// Publishes the descriptor number of the lease table. Called before another process can open
@@ -356,6 +373,31 @@ impl LedgerWriter {
         self.throttled_until.store(throttled_until.max(begun).saturating_add(backoff), Ordering::Release);
         true
     }
+}
+
+impl Drop for LedgerWriter {
+    fn drop(&mut self) {
+        if self.generation == fork::generation() {
+            // Before the locks end: importers would take the process for dead, and its memory for
+            // memory that no process needs.
+            self.header().flags.fetch_or(FLAG_DROPPED, Ordering::SeqCst);
+            failpoint!("ledger.dropped");
+        } else {
+            // The memory of the parent, which this child has inherited, is still mapped.
+            core::mem::forget(self.memory_lock.take());
+        }
+    }
+}
+
+/// Takes the lock of [`MEMORY_BYTE`], by a mapping that forked children inherit. Returns `None` if
+/// that fails: then no other process releases the memory when this one has ended.
+fn lock_memory(fd: &OwnedFd) -> Option<SharedMapping> {
+    let identity = umf_os::file::identity(fd).ok()?;
+    let reopened = ReopenedFile::of(fd.as_fd(), identity).ok()?;
+    let mapping = SharedMapping::new(&reopened, rustix::param::page_size(), false).ok()?;
+    let is_locked = reopened.locks().try_write_lock(MEMORY_BYTE) == Ok(true);
+    failpoint!("ledger.memory_locked");
+    is_locked.then_some(mapping)
 }
 
 /// Maps a new ledger and takes its liveness lock. The lock belongs to the mapping: it lasts until

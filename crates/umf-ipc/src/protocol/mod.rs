@@ -6,6 +6,7 @@
 //! | [`pin`], [`close`] | a thread that uses an entry and one that evicts it | a pinned entry is not closed |
 //! | [`publish`], [`retire`], [`read`] | a producer and its importers | a read is consistent, and fails after the export was retired |
 //! | [`set_opened_bit`], [`count_lease`], [`is_current`]; [`retire`], [`clear_opened_rows`] | an importer that opens an export and the producer that frees it | the producer sees the lease, or the open fails |
+//! | [`count_lease`], [`is_collected`]; [`mark_collected`] | an importer that opens an export and a collector of its dead producer's memory | the collector sees the lease, or the open fails |
 //! | [`ticket`] with the row above | a sender, the openers of its ticket, and the producer that frees the export | the memory is kept until a ticket is claimed and its opener has closed; a ticket is claimed as often as its sender said |
 //! | [`stack`] | threads that push numbers and one that pops them | each number is popped once |
 //! | [`lazy`] | threads that initialise a pointer | all use the same value, and no other one is leaked |
@@ -46,6 +47,19 @@ pub(crate) fn count_lease<W: Number>(word: &W) {
 #[inline]
 pub(crate) fn is_current<W: Word>(generation: &W, expected: u64) -> bool {
     generation.load(Ordering::SeqCst) == expected
+}
+
+/// Marks a dead producer's memory as collected. Afterwards the collector loads the events, the
+/// height and the leases, all `SeqCst`, and releases what is not leased.
+pub(crate) fn mark_collected<V: From<u8>, W: Word<V>>(dead: &W) {
+    dead.store(V::from(1), Ordering::SeqCst);
+}
+
+/// Returns whether a producer's memory was collected, after [`count_lease`]. An opener that has
+/// claimed a ticket does not ask: the memory of a ticket is leased.
+#[inline]
+pub(crate) fn is_collected<V: From<u8> + PartialEq, W: Word<V>>(dead: &W) -> bool {
+    dead.load(Ordering::SeqCst) != V::from(0)
 }
 
 /// Releases a lease, in the word in which it was counted.

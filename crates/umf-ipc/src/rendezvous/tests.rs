@@ -2,7 +2,7 @@
 
 use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
-use std::path::PathBuf;
+use std::path::Path;
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -12,22 +12,25 @@ use super::*;
 const MODE: u32 = 0o600;
 
 /// A folder that is removed with all that is in it.
-struct Folder(PathBuf);
+struct Folder(tempfile::TempDir);
 
 impl Folder {
-    fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("umf-os-{name}-{}", std::process::id()));
-        std::fs::create_dir(&path).unwrap();
-        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o700)).unwrap();
-        Self(path)
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(&folder, PermissionsExt::from_mode(0o700)).unwrap();
+        Self(folder)
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
     }
 
     fn directory(&self) -> Directory {
-        Directory::new(&self.0)
+        Directory::new(self.path())
     }
 
     fn files(&self) -> Vec<String> {
-        let entries = std::fs::read_dir(&self.0).unwrap();
+        let entries = std::fs::read_dir(self.path()).unwrap();
         let mut names: Vec<_> =
             entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
         names.sort();
@@ -36,12 +39,6 @@ impl Folder {
 
     fn remove_leftovers(&self) -> Leftovers {
         self.directory().remove_leftovers("umf-", "umf-").unwrap()
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
@@ -80,13 +77,13 @@ fn connect_errno(directory: &Directory, name: &str) -> Option<Errno> {
 
 #[test]
 fn bound_name_is_found_and_leaves_nothing() {
-    let folder = Folder::new("bound");
+    let folder = Folder::new();
     let directory = folder.directory();
     assert_eq!(directory.state("umf-a"), Ok(NameState::Absent));
     assert_eq!(connect_errno(&directory, "umf-a"), Some(Errno::NOENT));
     let mut socket = directory.bind("umf-a", 0o660, 4).unwrap().unwrap();
     assert_eq!(folder.files(), ["umf-a", "umf-a.lock"]);
-    let mode = |name| folder.0.join(name).metadata().unwrap().mode() & 0o777;
+    let mode = |name| folder.path().join(name).metadata().unwrap().mode() & 0o777;
     assert_eq!((mode("umf-a"), mode("umf-a.lock")), (0o660, 0o640));
     assert_eq!(directory.state("umf-a"), Ok(NameState::Alive));
     assert!(directory.bind("umf-a", MODE, 4).unwrap().is_none(), "the name is taken");
@@ -104,8 +101,8 @@ fn bound_name_is_found_and_leaves_nothing() {
 
 #[test]
 fn path_beyond_a_socket_address_works() {
-    let folder = Folder::new("long");
-    let mut path = folder.0.clone();
+    let folder = Folder::new();
+    let mut path = folder.path().to_owned();
     while path.as_os_str().len() < 300 {
         path.push("d".repeat(50));
         std::fs::create_dir(&path).unwrap();
@@ -115,7 +112,7 @@ fn path_beyond_a_socket_address_works() {
     let socket = directory.bind("umf-a", MODE, 4).unwrap().unwrap();
     directory.connect("umf-a", None).unwrap();
     // The same directory by another path.
-    let other = folder.0.join("other");
+    let other = folder.path().join("other");
     symlink(&path, &other).unwrap();
     Directory::new(other).connect("umf-a", None).unwrap();
     drop(socket);
@@ -123,7 +120,7 @@ fn path_beyond_a_socket_address_works() {
 
 #[test]
 fn leftovers_of_a_killed_process_are_removed() {
-    let folder = Folder::new("killed");
+    let folder = Folder::new();
     let directory = folder.directory();
     let names = ["umf-a", "umf-b", "umf-c"];
     let pid = child(|| {
@@ -154,7 +151,7 @@ fn lock_without_socket_excludes_others_and_is_taken_over() {
     let directory = folder.directory();
     let held = directory.try_lock("umf-a", 0o660).unwrap().unwrap();
     assert_eq!(folder.files(), ["umf-a.lock"]);
-    assert_eq!(folder.0.join("umf-a.lock").metadata().unwrap().mode() & 0o777, 0o660);
+    assert_eq!(folder.path().join("umf-a.lock").metadata().unwrap().mode() & 0o777, 0o660);
     assert_eq!(directory.state("umf-a"), Ok(NameState::Alive));
     assert_eq!(directory.owner("umf-a"), Ok(umf_os::process::effective_uid()));
     assert!(directory.try_lock("umf-a", 0o660).unwrap().is_none());
@@ -193,7 +190,7 @@ fn contended_lock_has_one_owner() {
 
 #[test]
 fn lock_lasts_without_descriptors_and_is_not_inherited() {
-    let folder = Folder::new("inherited");
+    let folder = Folder::new();
     let directory = folder.directory();
     let (read, write) = rustix::pipe::pipe().unwrap();
     let pid = child(|| {
@@ -217,14 +214,14 @@ fn lock_lasts_without_descriptors_and_is_not_inherited() {
     // No descriptor of the lock file stays open, so that a program that closes all keeps the lock.
     let socket = directory.bind("umf-a", MODE, 4).unwrap().unwrap();
     let open = std::fs::read_dir("/proc/self/fd").unwrap();
-    let lock = folder.0.join("umf-a.lock");
+    let lock = folder.path().join("umf-a.lock");
     assert!(open.flatten().all(|entry| std::fs::read_link(entry.path()).ok() != Some(lock.clone())));
     drop(socket);
 }
 
 #[test]
 fn living_name_is_never_removed() {
-    let folder = Folder::new("alive");
+    let folder = Folder::new();
     let directory = folder.directory();
     // A full backlog.
     let socket = directory.bind("umf-a", MODE, 0).unwrap().unwrap();
@@ -238,8 +235,8 @@ fn living_name_is_never_removed() {
     drop(socket);
     // Seen through another file system: the lock file has another inode than its owner wrote.
     let socket = directory.bind("umf-b", MODE, 4).unwrap().unwrap();
-    let seen = Folder::new("alive-seen");
-    std::fs::copy(folder.0.join("umf-b.lock"), seen.0.join("umf-b.lock")).unwrap();
+    let seen = Folder::new();
+    std::fs::copy(folder.path().join("umf-b.lock"), seen.path().join("umf-b.lock")).unwrap();
     assert_eq!(seen.directory().state("umf-b"), Ok(NameState::Unknown));
     assert_eq!(seen.remove_leftovers(), Leftovers { unknown: 1, ..Leftovers::default() });
     // Of another boot.
@@ -247,9 +244,9 @@ fn living_name_is_never_removed() {
     assert_eq!(found, Leftovers { other_boots: 1, ..Leftovers::default() });
     // Between lock and socket.
     drop(socket);
-    std::fs::write(folder.0.join("umf-c.lock"), "").unwrap();
+    std::fs::write(folder.path().join("umf-c.lock"), "").unwrap();
     let file =
-        lock::LockFile::open(std::fs::File::open(&folder.0).unwrap().as_fd(), "umf-c.lock", None, true)
+        lock::LockFile::open(std::fs::File::open(folder.path()).unwrap().as_fd(), "umf-c.lock", None, true)
             .unwrap();
     assert!(file.try_lock().unwrap());
     let held = file.into_held().unwrap();
@@ -262,16 +259,16 @@ fn living_name_is_never_removed() {
 
 #[test]
 fn unsuitable_directory_is_refused_with_the_reason() {
-    let folder = Folder::new("unsuitable");
-    let missing = Directory::new(folder.0.join("missing"));
+    let folder = Folder::new();
+    let missing = Directory::new(folder.path().join("missing"));
     assert!(matches!(missing.check(), Err(DirectoryError::Missing { .. })));
-    let file = folder.0.join("file");
+    let file = folder.path().join("file");
     std::fs::write(&file, "").unwrap();
     assert!(matches!(Directory::new(file).check(), Err(DirectoryError::NotDirectory { .. })));
     let directory = folder.directory();
     for (mode, is_refused) in [(0o777, true), (0o1777, false), (0o700, false), (0o770, false), (0o2777, true)]
     {
-        std::fs::set_permissions(&folder.0, PermissionsExt::from_mode(mode)).unwrap();
+        std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(mode)).unwrap();
         let checked = directory.check();
         assert_eq!(matches!(checked, Err(DirectoryError::WritableByOthers { .. })), is_refused, "{mode:o}");
         assert_eq!(directory.bind("umf-a", MODE, 4).is_err(), is_refused);
@@ -281,16 +278,16 @@ fn unsuitable_directory_is_refused_with_the_reason() {
 
 #[test]
 fn other_files_under_a_name_are_not_followed() {
-    let folder = Folder::new("files");
+    let folder = Folder::new();
     let directory = folder.directory();
     let socket = directory.bind("umf-a", MODE, 4).unwrap().unwrap();
-    symlink("umf-a", folder.0.join("umf-link")).unwrap();
-    symlink("umf-a.lock", folder.0.join("umf-link.lock")).unwrap();
-    std::fs::write(folder.0.join("umf-file"), "").unwrap();
-    std::fs::create_dir(folder.0.join("umf-folder.lock")).unwrap();
+    symlink("umf-a", folder.path().join("umf-link")).unwrap();
+    symlink("umf-a.lock", folder.path().join("umf-link.lock")).unwrap();
+    std::fs::write(folder.path().join("umf-file"), "").unwrap();
+    std::fs::create_dir(folder.path().join("umf-folder.lock")).unwrap();
     rustix::fs::mknodat(
         rustix::fs::CWD,
-        folder.0.join("umf-pipe.lock"),
+        folder.path().join("umf-pipe.lock"),
         rustix::fs::FileType::Fifo,
         rustix::fs::Mode::from_raw_mode(0o600),
         0,
@@ -308,7 +305,7 @@ fn other_files_under_a_name_are_not_followed() {
 
 #[test]
 fn full_file_system_leaves_nothing() {
-    let folder = Folder::new("full");
+    let folder = Folder::new();
     // A file size limit of 0 refuses the record, as a full file system does.
     let pid = child(|| {
         // SAFETY: in the child only.

@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use umf::host::HostProvider;
-use umf::ipc::ExporterSettings;
 use umf::{Address, Exchange, Exporter, Mapping, Mode, OnFree, Pool, View, Visibility};
 use umf_tests::Rng;
 use umf_tests::block_table::{BlockRecord, BlockState, ENTRIES_PER_PRODUCER};
@@ -246,8 +245,10 @@ impl Thread<'_> {
 
     /// Creates another exporter, with its own socket and ledger, and drops it.
     fn export_elsewhere(&mut self) -> Result<(), Failure> {
-        let mut settings = ExporterSettings::default();
-        settings.exchange = Exchange::Order(vec![Mode::Pidfd, Mode::Procfs, Mode::Socket]);
+        let mut settings = umf::exporter()?.settings().clone();
+        let modes = Mode::ALL.into_iter();
+        let modes = modes.filter(|&mode| mode != Mode::Directory || settings.directory.is_some());
+        settings.exchange = Exchange::Order(modes.collect());
         let exporter = Exporter::new(settings)?;
         let Some(block) = unless_at_limit(self.shared.allocate(64))? else { return Ok(()) };
         // SAFETY: the memory is accessed by copies alone.

@@ -2,8 +2,8 @@
 //! producer frees them, the bitmaps of opened rows, and pins on cache entries.
 
 use super::super::{
-    clear_opened_rows, close, count_lease, is_current, pin, publish, read, release_lease, retire,
-    set_opened_bit, unpin,
+    clear_opened_rows, close, count_lease, is_collected, is_current, mark_collected, pin, publish, read,
+    release_lease, retire, set_opened_bit, unpin,
 };
 use super::*;
 
@@ -47,6 +47,52 @@ fn loom_open_export_is_not_reused() {
         memory.reclaim();
     });
     reached.check(["deferred", "opened", "refused", "reclaimed"]);
+}
+
+/// A collector releases what a dead producer left, while importers open it, by a cached open and in
+/// a row that was not used before. The generation stays current.
+#[test]
+fn loom_open_export_is_not_collected() {
+    let reached = Reached::default();
+    let in_model = reached.clone();
+    large_model(move || {
+        // The height, two leases, the generation, and `dead`.
+        let words = words([1, 0, 0, 1, 0]);
+        let memory = Arc::new(Memory::new());
+        let importers: Vec<_> = (0..2)
+            .map(|importer: usize| {
+                let (words, memory, reached) = (Arc::clone(&words), Arc::clone(&memory), in_model.clone());
+                thread::spawn(move || {
+                    let [height, rows @ .., generation, dead] = &*words;
+                    if importer == 1 {
+                        height.fetch_max(2, Ordering::SeqCst);
+                    }
+                    count_lease(&rows[importer]);
+                    assert!(is_current(generation, 1));
+                    if is_collected(dead) {
+                        reached.reach("refused");
+                    } else {
+                        memory.access();
+                        reached.reach("opened");
+                    }
+                    release_lease(&rows[importer]);
+                })
+            })
+            .collect();
+        let [height, rows @ .., _, dead] = &*words;
+        mark_collected(dead);
+        let height = scan_load(height) as usize;
+        if rows[..height].iter().any(|row| scan_load(row) != 0) {
+            in_model.reach("kept");
+        } else {
+            memory.reclaim();
+            in_model.reach("released");
+        }
+        for importer in importers {
+            importer.join().unwrap();
+        }
+    });
+    reached.check(["kept", "opened", "refused", "released"]);
 }
 
 /// Threads of one importer share a row. None of their leases is lost.

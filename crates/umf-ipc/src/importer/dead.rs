@@ -1,0 +1,194 @@
+//! Memory of producers that have ended. [`ImporterInner::sweep`] closes idle mappings of it, and
+//! releases what no importer has open.
+//!
+//! The pages of a producer's memory exist until the last importer unmaps them, and are charged to
+//! the control group of the producer until then. An importer that keeps one small block open would
+//! therefore keep all memory that the producer had. `docs/leases.md` ("Memory of dead producers")
+//! has the protocol.
+
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+use umf_sync::{Lock, failpoint, fork};
+
+use super::ImporterInner;
+use super::producer::Producer;
+use crate::handle::Handle;
+use crate::lease::KeptRanges;
+use crate::ledger::{SlotReader, Survivors};
+
+/// The producers of an importer that have ended, and of which it has mappings.
+#[derive(Debug, Default)]
+pub(super) struct DeadProducers {
+    list: Lock<Vec<Arc<Producer>>>,
+    /// [`fork::generation`] of the process in which a thread sweeps, plus one; 0 if none does.
+    sweeping: AtomicU32,
+    /// Whether a sweep was requested while another thread swept.
+    is_requested: AtomicBool,
+    /// Tick of the coarse clock in which producers were checked last, in nanoseconds.
+    checked: AtomicU64,
+}
+
+impl DeadProducers {
+    pub(super) fn add(&self, producer: Arc<Producer>) {
+        let mut list = self.list.lock();
+        if !list.iter().any(|known| Arc::ptr_eq(known, &producer)) {
+            list.push(producer);
+        }
+    }
+
+    /// Returns the producer of a handle.
+    pub(super) fn find(&self, handle: &Handle) -> Option<Arc<Producer>> {
+        let list = self.list.lock();
+        let is_of = |it: &&Arc<Producer>| (it.nonce(), it.pid()) == (handle.nonce(), handle.pid());
+        list.iter().find(is_of).map(Arc::clone)
+    }
+
+    pub(super) fn fds(&self) -> u64 {
+        self.list.lock().iter().map(|producer| producer.fds()).sum()
+    }
+
+    /// Disconnects from producers without a mapping.
+    pub(super) fn prune(&self) {
+        // Dropped without the lock: it disconnects.
+        let idle: Vec<_> =
+            self.list.lock().extract_if(.., |producer| Arc::strong_count(producer) == 1).collect();
+        drop(idle);
+    }
+}
+
+/// All importers of this process, for [`sweep_all`].
+static IMPORTERS: Lock<Vec<Weak<ImporterInner>>> = Lock::new(Vec::new());
+
+/// Has `umf_runtime::deferred::poll` sweep an importer.
+pub(super) fn register(importer: &Arc<ImporterInner>) {
+    let dropped: Vec<_> = {
+        let mut importers = IMPORTERS.lock();
+        let dropped = importers.extract_if(.., |known| known.strong_count() == 0).collect();
+        importers.push(Arc::downgrade(importer));
+        dropped
+    };
+    drop(dropped);
+    umf_runtime::deferred::after_poll(crate::after_poll);
+}
+
+/// Sweeps all importers of this process.
+pub(crate) fn sweep_all() {
+    let importers: Vec<_> = IMPORTERS.lock().iter().filter_map(Weak::upgrade).collect();
+    for importer in importers {
+        importer.sweep(true);
+    }
+}
+
+impl ImporterInner {
+    /// Sweeps, if that was not done in this tick of the clock.
+    pub(super) fn sweep_if_due(&self) {
+        let now = u64::try_from(umf_os::clock::coarse().as_nanos()).unwrap_or(u64::MAX);
+        if self.dead.checked.load(Ordering::Relaxed) != now
+            && self.dead.checked.swap(now, Ordering::Relaxed) != now
+        {
+            self.sweep(false);
+        }
+    }
+
+    /// Finds producers that have ended. Releases what is not leased of their memory, closes idle
+    /// mappings of it, and disconnects. `thorough`: also for producers that were found before. Does
+    /// nothing while another thread sweeps, which then starts again.
+    pub(super) fn sweep(&self, thorough: bool) {
+        let mark = fork::generation().wrapping_add(1).max(1);
+        self.dead.is_requested.fetch_or(thorough, Ordering::SeqCst);
+        loop {
+            let current = self.dead.sweeping.load(Ordering::SeqCst);
+            // Any other value is that of a thread of the parent process.
+            let is_free = current != mark
+                && self
+                    .dead
+                    .sweeping
+                    .compare_exchange(current, mark, Ordering::SeqCst, Ordering::SeqCst)
+                    .is_ok();
+            if !is_free {
+                return;
+            }
+            let thorough = self.dead.is_requested.swap(false, Ordering::SeqCst);
+            self.sweep_once(thorough);
+            self.dead.sweeping.store(0, Ordering::SeqCst);
+            if !self.dead.is_requested.load(Ordering::SeqCst) {
+                return;
+            }
+        }
+    }
+
+    fn sweep_once(&self, thorough: bool) {
+        let known: Vec<_> = self.producers.lock().iter().map(|(&id, it)| (id, Arc::clone(it))).collect();
+        let ended: Vec<_> = known.into_iter().filter(|(_, producer)| producer.has_ended()).collect();
+        for (id, producer) in &ended {
+            let mut producers = self.producers.lock();
+            // Dropped without the lock.
+            let removed = match producers.get(id) {
+                Some(current) if Arc::ptr_eq(current, producer) => producers.remove(id),
+                _ => None,
+            };
+            drop(producers);
+            if removed.is_some() {
+                self.dead.add(Arc::clone(producer));
+            }
+        }
+        let dead: Vec<_> = if thorough {
+            self.dead.list.lock().iter().map(Arc::clone).collect()
+        } else {
+            ended.into_iter().map(|(_, producer)| producer).collect()
+        };
+        if dead.is_empty() {
+            return;
+        }
+        failpoint!("collect.found");
+        for producer in &dead {
+            self.collect(producer);
+        }
+        // After the collection, which needs the mappings.
+        self.cache.evict_idle(|entry| dead.iter().any(|it| it.nonce() == entry.key().producer.nonce));
+        failpoint!("collect.closed");
+        drop(dead);
+        self.dead.prune();
+    }
+
+    /// Releases the pages of a dead producer's memory that no importer has open, as far as this
+    /// importer has them mapped writable.
+    fn collect(&self, producer: &Arc<Producer>) {
+        let entries = self
+            .cache
+            .entries(|entry| entry.key().producer.nonce == producer.nonce() && entry.value.file.is_some());
+        if entries.is_empty() {
+            return;
+        }
+        let pid = producer.pid();
+        match producer.ledger().survivors() {
+            Survivors::None => {}
+            survivors => {
+                tracing::debug!(pid, ?survivors, "memory of an ended producer is not released");
+                return;
+            }
+        }
+        let leased = match producer.leased_slots() {
+            Ok(Some(leased)) => leased,
+            Ok(None) => return,
+            Err(errno) => {
+                tracing::debug!(pid, %errno, "memory of an ended producer is not released: its leases cannot be read");
+                return;
+            }
+        };
+        failpoint!("collect.scanned");
+        let slots = leased.iter().filter_map(|slot| producer.ledger().slot(slot));
+        let kept = KeptRanges::of(slots.map(SlotReader::last_content));
+        for entry in &entries {
+            let Some(file) = entry.value.file else { continue };
+            for range in kept.others(file.file, file.offset..file.offset + entry.value.imported.size as u64) {
+                if let Err(errno) = entry.value.release_pages(&range) {
+                    tracing::debug!(pid, %errno, ?range, "memory of an ended producer is not released");
+                    break;
+                }
+                failpoint!("collect.punched");
+            }
+        }
+    }
+}
