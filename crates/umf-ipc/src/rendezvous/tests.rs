@@ -147,7 +147,7 @@ fn leftovers_of_a_killed_process_are_removed() {
 
 #[test]
 fn lock_without_socket_excludes_others_and_is_taken_over() {
-    let folder = Folder::new("locked");
+    let folder = Folder::new();
     let directory = folder.directory();
     let held = directory.try_lock("umf-a", 0o660).unwrap().unwrap();
     assert_eq!(folder.files(), ["umf-a.lock"]);
@@ -170,7 +170,7 @@ fn lock_without_socket_excludes_others_and_is_taken_over() {
 /// Threads that acquire and release a lock at once hold it one after the other.
 #[test]
 fn contended_lock_has_one_owner() {
-    let folder = Folder::new("contended");
+    let folder = Folder::new();
     let (owners, turns) = (std::sync::atomic::AtomicU32::new(0), std::sync::atomic::AtomicU32::new(0));
     std::thread::scope(|scope| {
         for _ in 0..4 {
