@@ -165,8 +165,10 @@ impl Directory {
         let file_name = lock_name(name);
         let until = Instant::now() + patience;
         for _ in 0..ATTEMPTS {
-            let file = LockFile::open(directory, &file_name, Some(mode), true)
-                .map_err(self.failed("creating a lock file"))?;
+            let file = match LockFile::open(directory, &file_name, Some(mode), true) {
+                Err(Errno::EXIST) => continue,
+                opened => opened.map_err(self.failed("creating a lock file"))?,
+            };
             failpoint!("directory.lock_opened");
             while !file.try_lock().map_err(self.failed("locking a file"))? {
                 if Instant::now() >= until {

@@ -37,7 +37,8 @@ pub(super) enum Record {
 }
 
 impl LockFile {
-    /// Opens the file `name` in a directory. `create`: with this mode, if there is none.
+    /// Opens the file `name` in a directory. `create`: with this mode, if there is none. Then `EEXIST`
+    /// means that it was removed meanwhile.
     pub(super) fn open(
         directory: impl AsFd,
         name: &str,
@@ -55,7 +56,7 @@ impl LockFile {
             None => known(),
             Some(mode) => match new(mode) {
                 Err(Errno::EXIST) => match known() {
-                    Err(Errno::NOENT) => new(mode),
+                    Err(Errno::NOENT) => Err(Errno::EXIST),
                     found => found,
                 },
                 made => made,
