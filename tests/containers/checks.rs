@@ -261,7 +261,7 @@ impl Cause {
     const fn texts(self) -> &'static [&'static str] {
         match self {
             Self::Seccomp => &["seccomp"],
-            Self::Uid => &["runs as uid", "belongs to another user", "does not serve uid"],
+            Self::Uid => &["runs as uid", "belongs to another user", "serves its own user only"],
             Self::UserNamespace => &["user namespace"],
             Self::Capabilities => &["capabilities"],
             Self::Yama => &["yama"],

@@ -71,11 +71,10 @@ pub fn peer_trust(socket: BorrowedFd<'_>) -> SystemResult<PeerTrust> {
         return Ok(PeerTrust::Trusted);
     }
     if peer_uid != uid {
-        return Ok(PeerTrust::Other);
+        return Ok(if is_unmapped(peer_uid) { PeerTrust::Unmapped } else { PeerTrust::Other });
     }
     // All users without a mapping have the overflow uid (`user_namespaces(7)`).
-    let overflow = overflow_id("/proc/sys/kernel/overflowuid");
-    if uid != overflow || is_every_id_mapped("/proc/self/uid_map") {
+    if !is_unmapped(uid) {
         return Ok(PeerTrust::Trusted);
     }
     // The kernel compares the users themselves: a process without capabilities may signal only
@@ -146,6 +145,12 @@ pub fn unread_bytes(socket: BorrowedFd<'_>) -> SystemResult<usize> {
     // SAFETY: `bytes` is valid for the write.
     let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
     if result == 0 { Ok(usize::try_from(bytes).unwrap_or(0)) } else { Err(last_errno()) }
+}
+
+/// Returns whether a uid stands for all users that have no number in this user namespace.
+#[must_use]
+pub fn is_unmapped(uid: u32) -> bool {
+    uid == overflow_id("/proc/sys/kernel/overflowuid") && !is_every_id_mapped("/proc/self/uid_map")
 }
 
 /// Returns the number that the kernel reports for an id without a mapping (`user_namespaces(7)`).

@@ -256,7 +256,12 @@ impl Directory {
             .map_err(error("making a socket"))?;
         // Only a blocking connect waits for a place in the backlog: poll does not report one.
         set_socket_timeout(&socket, Timeout::Send, timeout).map_err(error("setting a timeout"))?;
-        rustix::net::connect(&socket, &address).map_err(error("connecting to a socket"))?;
+        rustix::net::connect(&socket, &address).map_err(|errno| match errno {
+            Errno::ACCESS | Errno::PERM => {
+                DirectoryError::OtherUser { path: self.path.clone(), owner: found.st_uid }
+            }
+            errno => self.error("connecting to a socket", errno),
+        })?;
         Ok(socket)
     }
 

@@ -39,6 +39,14 @@ pub enum DirectoryError {
         /// Its permissions (`chmod(2)`).
         mode: u32,
     },
+    /// The socket is another user's, and its mode does not let this process connect.
+    #[error("cannot connect to a socket in the directory {}: it belongs to uid {owner}, and its mode refuses this process", path.display())]
+    OtherUser {
+        /// The directory.
+        path: PathBuf,
+        /// The owner of the socket, in this user namespace.
+        owner: u32,
+    },
     /// The kernel refuses an operation.
     #[error("{operation} in the directory {} is not permitted ({errno}); {remedy}", path.display())]
     NotPermitted {
@@ -71,7 +79,8 @@ impl DirectoryError {
         let path = path.to_owned();
         let remedy = match errno {
             Errno::ACCESS | Errno::PERM => {
-                "give this process's user write and search permission (chown, chmod 1777, or fsGroup in Kubernetes)"
+                "give this process's user write and search permission (chown, chmod 1777, or fsGroup in Kubernetes), and search \
+                 permission for the folders above it"
             }
             Errno::ROFS => "mount the volume writable (without :ro, or with readOnly: false)",
             _ => {

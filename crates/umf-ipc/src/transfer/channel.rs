@@ -314,7 +314,8 @@ impl FdChannel {
         if let RemoteFd::Data { opens_through_procfs: false, .. } = wanted {
             return Err(Failure::Refused(FailedAttempt {
                 mode: Mode::Procfs,
-                reason: "this kind of memory (a dma-buf) cannot be opened through /proc".to_owned(),
+                reason: "memory of a device (a dma-buf, CUDA memory) cannot be opened through /proc"
+                    .to_owned(),
                 remedy: "use pidfd or socket",
             }));
         }
@@ -631,5 +632,5 @@ fn refused(mode: Mode, reason: impl Into<String>, remedy: &'static str) -> Failu
 
 /// Returns the failure of a directory that this process cannot use. Its text has the remedy.
 fn directory_refused(error: &DirectoryError) -> Failure {
-    refused(Mode::Directory, error.to_string(), "as its reason says")
+    refused(Mode::Directory, error.to_string(), "see its reason, which says what to do")
 }

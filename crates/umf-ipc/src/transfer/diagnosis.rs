@@ -48,6 +48,13 @@ fn cause(mode: Mode, pid: u32, errno: Errno) -> (String, &'static str) {
             "use Linux 5.6 or later, or UMF_IPC_EXCHANGE=procfs",
         );
     }
+    if in_other_user_namespace(pid) {
+        return (
+            format!("{errno}: producer {pid} is in another user namespace, where this process has no rights"),
+            "UMF_IPC_EXCHANGE=socket in the producer; or UMF_IPC_ALLOW=handle with one UMF_IPC_DIR in both; or run both in one \
+             user namespace (podman --userns=container:NAME)",
+        );
+    }
     let own = umf_os::process::effective_uid();
     if let Some(uid) = uid_of(pid).filter(|&uid| uid != own && own != 0) {
         return (
@@ -86,11 +93,13 @@ fn cause(mode: Mode, pid: u32, errno: Errno) -> (String, &'static str) {
             "UMF_IPC_EXCHANGE=socket in the producer, or prctl(PR_SET_DUMPABLE, 1) there",
         );
     }
-    if in_other_user_namespace(pid) {
+    if !has_capabilities_of(pid) {
         return (
-            format!("{errno}: producer {pid} is in another user namespace, where this process has no rights"),
-            "UMF_IPC_EXCHANGE=socket in the producer; or UMF_IPC_ALLOW=handle with one UMF_IPC_DIR in both; or run both in one \
-             user namespace (podman --userns=container:NAME)",
+            format!(
+                "{errno}: producer {pid} has capabilities that this process lacks, so that the kernel refuses access to it"
+            ),
+            "mount one directory into both and set UMF_IPC_DIR to it in both; or UMF_IPC_EXCHANGE=socket in the producer; or \
+             start both with the same capabilities (--cap-add, --cap-drop)",
         );
     }
     (
@@ -136,11 +145,30 @@ pub(super) fn shares_network_namespace(pid: u32) -> bool {
 }
 
 fn in_other_user_namespace(pid: u32) -> bool {
-    let own = fs::metadata("/proc/self/ns/user").map(|metadata| metadata.ino());
-    // Reading the link needs ptrace access, which a process in another user namespace does not
-    // have.
-    let producer = fs::metadata(format!("/proc/{pid}/ns/user")).map(|metadata| metadata.ino());
-    own.is_ok_and(|own| producer.ok() != Some(own))
+    let inode = |path: &str| fs::metadata(path).map(|metadata| metadata.ino()).ok();
+    match (inode("/proc/self/ns/user"), inode(&format!("/proc/{pid}/ns/user"))) {
+        (Some(own), Some(producer)) => own != producer,
+        // Reading the link needs ptrace access. The maps of one namespace are the same, whoever reads
+        // them (`user_namespaces(7)`).
+        _ => {
+            let map = |process: &str| fs::read_to_string(format!("/proc/{process}/uid_map")).ok();
+            map("self") != map(&pid.to_string())
+        }
+    }
+}
+
+/// Returns whether this process has all permitted capabilities of another one. Without them the kernel
+/// refuses access to it, whatever its user is (`ptrace(2)`, access modes).
+fn has_capabilities_of(pid: u32) -> bool {
+    let permitted = |process: &str, field: &str| {
+        let status = fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+        let line = status.lines().find_map(|line| line.strip_prefix(field))?;
+        u64::from_str_radix(line.trim(), 16).ok()
+    };
+    match (permitted("self", "CapEff:"), permitted(&pid.to_string(), "CapPrm:")) {
+        (Some(own), Some(producer)) => producer & !own == 0,
+        _ => true,
+    }
 }
 
 /// Returns whether a seccomp filter refuses `pidfd_getfd` to this process: the kernel itself always

@@ -246,8 +246,9 @@ impl Thread<'_> {
     /// Creates another exporter, with its own socket and ledger, and drops it.
     fn export_elsewhere(&mut self) -> Result<(), Failure> {
         let mut settings = umf::exporter()?.settings().clone();
+        let in_directory = settings.directory.is_some();
         let modes = Mode::ALL.into_iter();
-        let modes = modes.filter(|&mode| mode != Mode::Directory || settings.directory.is_some());
+        let modes = modes.filter(|&mode| mode != Mode::Directory || in_directory);
         settings.exchange = Exchange::Order(modes.collect());
         let exporter = Exporter::new(settings)?;
         let Some(block) = unless_at_limit(self.shared.allocate(64))? else { return Ok(()) };
@@ -259,6 +260,8 @@ impl Thread<'_> {
             Err(umf::Error::Ipc(umf::ipc::Error::Stale { .. } | umf::ipc::Error::ProducerGone { .. })) => {
                 Ok(())
             }
+            // The socket is gone: this may be another directory than the exporter's.
+            Err(umf::Error::Ipc(umf::ipc::Error::NotPermitted { .. })) if in_directory => Ok(()),
             other => {
                 Err(Failure::new("Violation", format!("an open after the exporter was dropped: {other:?}")))
             }

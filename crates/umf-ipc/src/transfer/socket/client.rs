@@ -152,6 +152,10 @@ impl Client {
             None => connect(*nonce, deadline)?,
             Some(directory) => match connect_in(directory, &super::directory_name(*nonce), deadline) {
                 Ok(connection) => connection,
+                Err(DirectoryError::OtherUser { owner, .. }) => {
+                    let is_unmapped = umf_os::socket::is_unmapped(owner);
+                    return Ok(Err(if is_unmapped { Answer::UnmappedUser } else { Answer::OtherUser }));
+                }
                 Err(error) => match error.errno() {
                     // No process listens, or there is no such name.
                     Some(errno @ (Errno::NOENT | Errno::CONNREFUSED | Errno::TIMEDOUT)) => return Err(errno),
