@@ -90,6 +90,16 @@ fn kill_at_each_link_failpoint_reports_error_to_peer() {
 }
 
 #[test]
+fn kill_at_each_failpoint_of_domain_in_directory_leaves_domain_consistent() {
+    kill_at_each_failpoint(domains::run_in_directory);
+}
+
+#[test]
+fn kill_at_each_failpoint_of_link_in_directory_reports_error_to_peer() {
+    kill_at_each_failpoint(links::run_in_directory);
+}
+
+#[test]
 fn kill_at_each_collection_failpoint_keeps_what_is_open() {
     kill_at_each_failpoint(collect::run);
 }
