@@ -1,4 +1,4 @@
-//! Abstract sockets: binding a name, probing one, and who holds the arbiter.
+//! Abstract sockets: binding a name, probing one, and the holder of the arbiter.
 //!
 //! A bound name proves that its process is alive, since the kernel frees the name with the last
 //! descriptor of the socket. Forked children therefore close the sockets of their parent.

@@ -1,4 +1,4 @@
-//! How the processes of a link find each other, and whom they accept: abstract sockets of one user, or
+//! How the processes of a link find each other, and which processes they accept: abstract sockets of one user, or
 //! sockets in a directory ([`umf_ipc::rendezvous`]) with a proof of the address's key.
 
 use std::os::fd::{AsFd, OwnedFd};

@@ -180,7 +180,7 @@ fn each_cause_of_refusal_is_named() {
     producer.fails("handle p.b", "NoDirectory");
 }
 
-/// In two user namespaces, no user has a number: only the key shows who may.
+/// In two user namespaces, no user has a number: only the key shows which process may.
 #[test]
 fn key_of_the_handle_is_proven_in_both_directions() {
     const TEST: &str = "key_of_the_handle_is_proven_in_both_directions";

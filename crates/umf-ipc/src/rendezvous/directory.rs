@@ -104,7 +104,7 @@ impl Directory {
         })?;
         let found = rustix::fs::fstat(&directory).map_err(self.failed("fstat"))?;
         let is_sticky = found.st_mode & 0o1000 != 0;
-        // Users of a group that may write are trusted by whoever made the group's directory.
+        // The owner of a directory that a group may write trusts the group's users.
         if found.st_mode & 0o002 != 0 && !is_sticky {
             let mode = found.st_mode & 0o7777;
             return Err(DirectoryError::WritableByOthers { path: self.path.clone(), mode });
@@ -113,7 +113,7 @@ impl Directory {
     }
 
     /// Binds a name and listens. Returns `None` if a running process has the name. `mode` is that of
-    /// the socket: who may write it may connect.
+    /// the socket: processes that may write it may connect.
     ///
     /// # Errors
     /// [`DirectoryError`]. Nothing is left in the directory.
@@ -133,7 +133,7 @@ impl Directory {
     }
 
     /// Acquires the lock of a name, without a socket. Does not wait. Returns `None` if another process
-    /// holds it. `mode` is that of the lock file: who may write it may take the lock.
+    /// holds it. `mode` is that of the lock file: processes that may write it may take the lock.
     ///
     /// # Errors
     /// [`DirectoryError`].
@@ -285,7 +285,7 @@ impl Directory {
         })
     }
 
-    /// Returns the user to whom the lock file of a name belongs.
+    /// Returns the owner of the lock file of a name.
     ///
     /// # Errors
     /// [`DirectoryError`]; its errno is `ENOENT` if there is no such name.
