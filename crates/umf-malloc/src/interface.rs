@@ -1,12 +1,14 @@
 //! The table of functions through which `libumf.so.1` of the same process uses the heap: finding
 //! and exporting blocks, and the functions of `malloc`. [`umf_runtime::preloaded_heap`] defines it.
 
-use core::ffi::c_void;
+use core::ffi::{CStr, c_void};
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, Ordering};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 
 use umf_core::{Address, Error};
-use umf_ipc::{Exchange, Exporter, ExporterSettings, LimitPolicy, Mode, Ptracer};
+use umf_ipc::{Allow, Exchange, Exporter, ExporterSettings, LimitPolicy, Mode, Ptracer};
 use umf_runtime::preloaded_heap::{Block, Exports, FAILED, HANDLE, Heap, LIMIT, NOT_FOUND, NOT_SHARED, OK};
 
 use crate::reentrancy::{ReentrancyGuard, SavedErrno};
@@ -16,7 +18,7 @@ use crate::{exports, heap};
 #[cfg_attr(not(test), unsafe(no_mangle))]
 #[used]
 #[allow(non_upper_case_globals, reason = "a name of C")]
-pub static umf_proxy_heap_1: Heap = Heap {
+pub static umf_proxy_heap_2: Heap = Heap {
     kind: heap::kind,
     find,
     export,
@@ -117,6 +119,7 @@ fn settings_of(given: &Exports) -> ExporterSettings {
         1 => Some(Mode::Pidfd),
         2 => Some(Mode::Procfs),
         3 => Some(Mode::Socket),
+        4 => Some(Mode::Directory),
         _ => None,
     };
     let modes: Vec<_> = given.exchange.iter().map_while(mode).collect();
@@ -128,6 +131,16 @@ fn settings_of(given: &Exports) -> ExporterSettings {
         process => u32::try_from(process).map_or(Ptracer::None, Ptracer::Process),
     };
     settings.max_created_handles = given.max_created_handles;
+    if !given.directory.is_null() {
+        // SAFETY: the caller of the table's function passes a string that is valid during the call.
+        let path = unsafe { CStr::from_ptr(given.directory) };
+        settings.directory = Some(OsStr::from_bytes(path.to_bytes()).into());
+    }
+    settings.allow = match given.allow {
+        1 => Allow::Group,
+        2 => Allow::Handle,
+        _ => Allow::SameUser,
+    };
     settings.limit = if given.limit_is_hard == 0 { LimitPolicy::Soft } else { LimitPolicy::Hard };
     settings
 }

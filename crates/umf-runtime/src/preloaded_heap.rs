@@ -5,10 +5,10 @@
 //! free. `libumf.so.1` calls it through a table of C functions, which it looks up by a name with a
 //! version. Two releases with different versions work independently of each other.
 
-use core::ffi::{CStr, c_void};
+use core::ffi::{CStr, c_char, c_void};
 
 /// The symbol under which the table is exported.
-pub const NAME: &CStr = c"umf_proxy_heap_1";
+pub const NAME: &CStr = c"umf_proxy_heap_2";
 
 /// The size of a handle in bytes.
 pub const HANDLE: usize = 256;
@@ -45,8 +45,8 @@ pub struct Block {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Exports {
-    /// The exchange methods to try, in order: 1 pidfd, 2 procfs, 3 socket. 0 ends the list; an
-    /// empty list selects the default.
+    /// The exchange methods to try, in order: 1 pidfd, 2 procfs, 3 socket, 4 directory. 0 ends the
+    /// list; an empty list selects the default.
     pub exchange: [u8; 4],
     /// Not 0: an export beyond the limit is an error.
     pub limit_is_hard: u32,
@@ -54,6 +54,11 @@ pub struct Exports {
     pub ptracer: i64,
     /// The limit of the native exports that are cached; 0 is unlimited.
     pub max_created_handles: u64,
+    /// The directory of sockets, valid during the call; null if there is none.
+    pub directory: *const c_char,
+    /// Which importers the sockets answer: 0 those of the same user, 1 also those of the group, 2
+    /// also those that prove the handle's key.
+    pub allow: u32,
 }
 
 /// The table of functions. Any thread may call them at any time. They preserve `errno`.

@@ -355,7 +355,9 @@ fn leftovers_of_killed_producers_are_removed_by_the_next() {
     next.ok("pool p shared");
     block(&mut next, "b", 1);
     assert_eq!(files(&folder).len(), 2);
+    // A process that ends by itself removes its own.
     next.finish();
+    assert!(files(&folder).is_empty());
 }
 
 /// A full table of descriptors, and a directory that became unsuitable, fail the export or the open

@@ -6,10 +6,12 @@
 
 use core::ffi::{CStr, c_void};
 use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+use std::ffi::CString;
+use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
 use umf_core::{Address, Error, Visibility};
-use umf_ipc::{Exchange, ExporterSettings, LimitPolicy, Mode, Ptracer};
+use umf_ipc::{Allow, Exchange, ExporterSettings, LimitPolicy, Mode, Ptracer};
 use umf_provider_host::{HostImport, HostProvider};
 use umf_provider_plugin::table::{State, Table};
 use umf_runtime::preloaded_heap::{
@@ -113,7 +115,10 @@ pub(crate) fn export(address: Address) -> Option<Outcome<([u8; HANDLE], u64)>> {
 }
 
 fn export_from(heap: &Heap, address: Address) -> Outcome<([u8; HANDLE], u64)> {
-    let settings = exports(umf::exporter()?.settings());
+    let settings = umf::exporter()?.settings();
+    // A path with a zero byte is no path, and is not used.
+    let path = settings.directory.as_ref().and_then(|path| CString::new(path.as_os_str().as_bytes()).ok());
+    let settings = exports(settings, path.as_deref());
     let (mut handle, mut block) = ([0; HANDLE], Block { base: 0, size: 0 });
     let place = address.as_ptr().ok_or(GONE)?;
     // SAFETY: a function of the table, with places for its results.
@@ -137,13 +142,14 @@ fn export_from(heap: &Heap, address: Address) -> Outcome<([u8; HANDLE], u64)> {
 const GONE: Failure = Failure::argument("the memory was freed meanwhile");
 
 /// Converts the process's settings into those of the heap.
-fn exports(settings: &ExporterSettings) -> Exports {
+fn exports(settings: &ExporterSettings, directory: Option<&CStr>) -> Exports {
     let mut exchange = [0; 4];
     if let Exchange::Order(modes) = &settings.exchange {
         for (place, mode) in exchange.iter_mut().zip(modes) {
             *place = match mode {
                 Mode::Procfs => 2,
                 Mode::Socket => 3,
+                Mode::Directory => 4,
                 _ => 1,
             };
         }
@@ -157,6 +163,12 @@ fn exports(settings: &ExporterSettings) -> Exports {
             Ptracer::Process(process) => i64::from(process),
         },
         max_created_handles: settings.max_created_handles,
+        directory: directory.map_or(core::ptr::null(), CStr::as_ptr),
+        allow: match settings.allow {
+            Allow::SameUser => 0,
+            Allow::Group => 1,
+            Allow::Handle => 2,
+        },
     }
 }
 

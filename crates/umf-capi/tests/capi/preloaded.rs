@@ -25,7 +25,7 @@ const NAMES: [&str; 15] = [
     "realloc",
     "reallocarray",
     // The table of the heap for libumf.so.1.
-    "umf_proxy_heap_1",
+    "umf_proxy_heap_2",
     "valloc",
 ];
 

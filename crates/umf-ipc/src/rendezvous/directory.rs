@@ -11,8 +11,9 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use umf_sync::{failpoint, fork};
 
 use super::error::{DirectoryError, DirectoryResult as Result};
-use super::lock::{HeldLock, LockFile, Record};
-use umf_os::{CloseOnFork, SystemResult};
+use super::exit;
+use super::lock::{HeldLock, LockFile, Record, identity_at};
+use umf_os::{CloseOnFork, FileIdentity, SystemResult};
 
 /// Suffix of the lock file of a name.
 const LOCK: &str = ".lock";
@@ -94,7 +95,7 @@ impl Directory {
         move |errno| self.error(operation, errno)
     }
 
-    fn open(&self, flags: OFlags) -> Result<OwnedFd> {
+    pub(super) fn open(&self, flags: OFlags) -> Result<OwnedFd> {
         let flags = flags | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let opened = rustix::fs::open(&self.path, flags, Mode::empty());
         let directory = opened.map_err(|errno| match errno {
@@ -405,6 +406,18 @@ fn remove_if_dead(directory: &OwnedFd, name: &str, lock: &str) -> Outcome {
     Outcome::Removed
 }
 
+/// Removes the files of a name whose lock this process holds, unless its lock file is another one by
+/// now.
+pub(super) fn remove_files(directory: &OwnedFd, name: &str, lock: FileIdentity, has_socket: bool) {
+    let lock_file = lock_name(name);
+    if identity_at(directory, &lock_file) != Ok(lock) {
+        return;
+    }
+    for file in [name, &lock_file].into_iter().skip(usize::from(!has_socket)) {
+        let _ = rustix::fs::unlinkat(directory, file, AtFlags::empty());
+    }
+}
+
 fn lock_name(name: &str) -> String {
     format!("{name}{LOCK}")
 }
@@ -434,6 +447,7 @@ impl NamedLock {
         self.has_socket = true;
         match self.directory.listen(&directory, &self.name, mode, backlog) {
             Ok(listener) => {
+                exit::add(&self.directory, &self.name, self.lock.identity());
                 failpoint!("directory.bound");
                 Ok(NamedSocket { listener: Some(listener), lock: self })
             }
@@ -450,14 +464,11 @@ impl Drop for NamedLock {
         if self.generation != fork::generation() {
             return;
         }
-        let Ok(directory) = self.directory.open(OFlags::PATH) else { return };
-        let lock = lock_name(&self.name);
-        // Another process cannot take the name while this one holds the lock of its file.
-        if self.lock.is_at(&directory, &lock) {
-            for file in [&self.name, &lock].into_iter().skip(usize::from(!self.has_socket)) {
-                let _ = rustix::fs::unlinkat(&directory, file, AtFlags::empty());
-            }
+        if self.has_socket {
+            exit::forget(self.lock.identity());
         }
+        let Ok(directory) = self.directory.open(OFlags::PATH) else { return };
+        remove_files(&directory, &self.name, self.lock.identity(), self.has_socket);
         failpoint!("directory.unbound");
     }
 }

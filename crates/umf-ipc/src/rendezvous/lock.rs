@@ -128,13 +128,14 @@ pub(super) struct HeldLock {
 }
 
 impl HeldLock {
-    /// Returns whether `name` in a directory is still the locked file.
-    pub(super) fn is_at(&self, directory: impl AsFd, name: &str) -> bool {
-        identity_at(directory, name) == Ok(self.identity)
+    /// Returns the identity of the locked file.
+    pub(super) const fn identity(&self) -> FileIdentity {
+        self.identity
     }
 }
 
-fn identity_at(directory: impl AsFd, name: &str) -> Result<FileIdentity> {
+/// Returns the identity of a regular file in a directory.
+pub(super) fn identity_at(directory: impl AsFd, name: &str) -> Result<FileIdentity> {
     let found = rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW)?;
     if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile {
         return Err(Errno::OPNOTSUPP);

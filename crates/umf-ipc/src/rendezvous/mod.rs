@@ -25,6 +25,7 @@
 
 mod directory;
 mod error;
+mod exit;
 mod lock;
 
 pub use directory::{Directory, Leftovers, NameState, NamedLock, NamedSocket};
