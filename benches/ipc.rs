@@ -1,5 +1,6 @@
 //! Handles: exporting, encoding, opening and closing; frees of exported blocks.
 
+use std::ffi::OsStr;
 use std::hint::black_box;
 use std::os::fd::BorrowedFd;
 use std::process::ExitCode;
@@ -9,7 +10,8 @@ use std::time::Duration;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags};
 use umf::dma_buf::{DmaBufImport, Udmabuf};
 use umf::host::HostImport;
-use umf::{Access, Address, Block, Exporter, Handle, Importer, Pool, ProviderKind};
+use umf::ipc::ImporterSettings;
+use umf::{Access, Address, Block, Exchange, Exporter, Handle, Importer, Mode, Pool, ProviderKind};
 use umf_benches::allocators::Allocator;
 use umf_benches::bench::{self, Bench, Figures};
 use umf_benches::libumf::{Libumf, PEER, Settings, Visibility};
@@ -194,6 +196,7 @@ fn cold_opens(bench: &mut Bench, producer: &mut Producer) -> Result<()> {
             Ok(time)
         })?)
     })?;
+    first_contact_in_directory(bench)?;
     let arena = producer.handles(Memory::Arena, ARENA, 4096)?;
     bench.row("ipc.open_in_arena", |bench| {
         Measured::of(singly(bench.time, || {
@@ -205,6 +208,35 @@ fn cold_opens(bench: &mut Bench, producer: &mut Producer) -> Result<()> {
             opened?;
             Ok(time / (ARENA - 1) as f64)
         })?)
+    })
+}
+
+/// Measures the first open of a handle of a producer that answers in a directory, beside one over its
+/// abstract socket.
+fn first_contact_in_directory(bench: &mut Bench) -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let directory = folder.path().as_os_str();
+    let variables = [("UMF_IPC_DIR", directory), ("UMF_IPC_EXCHANGE", OsStr::new("socket,directory"))];
+    let mut producer = Producer::start_with(&variables)?;
+    let handle = producer.handles(Memory::Isolated, 1, SIZE)?.remove(0);
+    bench.row("ipc.first_contact_directory", |bench| {
+        let contact = |mode| {
+            let mut settings = ImporterSettings::default();
+            settings.exchange = Exchange::only(mode);
+            settings.directory = Some(folder.path().to_owned());
+            let importer =
+                Importer::builder().settings(settings).import(Arc::new(HostImport::new())).build()?;
+            let (time, mapping) = nanoseconds(|| importer.open(&handle).map(drop));
+            mapping?;
+            Ok(time)
+        };
+        // In turn, so that both see the same machine.
+        let mut theirs = Vec::new();
+        let ours = singly(bench.time, || {
+            theirs.push(contact(Mode::Socket)?);
+            contact(Mode::Directory)
+        })?;
+        Ok(Figures::from(Measured::of(ours)?).beside("abstract socket", Measured::of(theirs)?))
     })
 }
 

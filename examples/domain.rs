@@ -11,7 +11,7 @@
 use std::io::Write;
 use std::sync::atomic::Ordering;
 
-use umf::domain::{Domain, DomainSettings, ObjectId};
+use umf::domain::ObjectId;
 
 /// The tag of this program's regions.
 const COUNTER: u32 = 1;
@@ -19,7 +19,7 @@ const COUNTER: u32 = 1;
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut arguments = std::env::args().skip(1);
     let name = arguments.next().unwrap_or_else(|| "umf-example".to_owned());
-    let domain = Domain::join(&name, DomainSettings::default())?;
+    let domain = umf::domain::join(&name)?;
     let object = match arguments.next() {
         None => {
             let object = domain.create(4096, COUNTER)?;

@@ -1,5 +1,6 @@
 //! The second process of a bench: the same program, controlled by lines of JSON through its pipes.
 
+use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -28,7 +29,16 @@ impl Second {
     /// # Errors
     /// The process cannot be started.
     pub fn start() -> Result<Second> {
+        Self::start_with(&[])
+    }
+
+    /// Starts this program again with `--serve`, and with these environment variables.
+    ///
+    /// # Errors
+    /// The process cannot be started.
+    pub fn start_with(variables: &[(&str, &OsStr)]) -> Result<Second> {
         let mut command = Command::new("/proc/self/exe");
+        command.envs(variables.iter().copied());
         let mut child = command.arg("--serve").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let (orders, answers) = (child.stdin.take(), child.stdout.take());
         let (Some(orders), Some(answers)) = (orders, answers) else { return Err("no pipes".into()) };
@@ -120,6 +130,14 @@ impl Producer {
     /// The process cannot be started.
     pub fn start() -> Result<Producer> {
         Second::start().map(Producer)
+    }
+
+    /// Starts this program again with these environment variables, which runs [`produce`].
+    ///
+    /// # Errors
+    /// The process cannot be started.
+    pub fn start_with(variables: &[(&str, &OsStr)]) -> Result<Producer> {
+        Second::start_with(variables).map(Producer)
     }
 
     /// Returns its process id.

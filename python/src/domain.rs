@@ -8,9 +8,9 @@ use pyo3::create_exception;
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
-use umf::domain::{Domain as Inner, DomainSettings, Error as DomainFailure, ObjectId};
+use umf::domain::{Domain as Inner, Error as DomainFailure, ObjectId, domain_settings};
 
-use crate::errors::{Error, ForkError, argument};
+use crate::errors::{Error, ForkError, argument, from_umf};
 
 create_exception!(umf, DomainError, Error, "A call on a domain failed.");
 
@@ -32,7 +32,7 @@ impl Domain {
     #[new]
     #[pyo3(signature = (name, *, timeout = 2.0))]
     fn new(python: Python<'_>, name: &str, timeout: f64) -> PyResult<Self> {
-        let mut settings = DomainSettings::default();
+        let mut settings = domain_settings().map_err(from_umf)?;
         if !(0.0..=1e9).contains(&timeout) {
             return Err(argument("cannot join a domain with this timeout; pass 0 to 1e9 seconds"));
         }

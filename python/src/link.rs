@@ -87,13 +87,13 @@ pub(crate) fn connect(
     name: Option<&str>,
     timeout: Option<f64>,
 ) -> PyResult<Link> {
+    let builder = builder().map_err(from_umf)?;
     let parsed = match (address, name) {
         (Some(address), None) => address.parse().map_err(LinkFailure::from),
-        (None, Some(name)) => LinkAddress::of_name(name),
+        (None, Some(name)) => builder.address_of(name),
         _ => return Err(argument("connect takes the address of an endpoint, or its name")),
     };
     let (address, timeout) = (parsed.map_err(|error| from_umf(error.into()))?, duration(timeout)?);
-    let builder = builder().map_err(from_umf)?;
     Ok(Link::new(wait(python, || builder.connect(&address, timeout))?))
 }
 

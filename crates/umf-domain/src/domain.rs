@@ -1,13 +1,16 @@
 //! [`Domain`]: the public interface of a domain.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use umf_ipc::Allow;
+
+use crate::name::DomainName;
 use crate::object::Object;
 use crate::participant::Participant;
-use crate::socket::DomainName;
 use crate::table::{ListedObject, MAX_SLOTS};
-use crate::{ObjectId, Result, join, sys};
+use crate::{ObjectId, Result, join};
 
 /// The settings of [`Domain::join`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,18 +21,31 @@ pub struct DomainSettings {
     /// The most objects of the domain. The process that founds the domain decides; later ones are
     /// ignored. Default and maximum: 65,536.
     pub max_objects: u32,
+    /// The directory in which the processes of the domain find each other, for processes without a
+    /// common network namespace. All of them set it, each to its own path of the same directory.
+    /// Default: none. Then the sockets are abstract.
+    pub directory: Option<PathBuf>,
+    /// Which processes may be participants. Other rules than [`Allow::SameUser`] need a directory;
+    /// by [`Allow::Handle`] the domain's name is the secret. Default: [`Allow::SameUser`].
+    pub allow: Allow,
 }
 
 impl Default for DomainSettings {
     fn default() -> Self {
-        Self { timeout: Duration::from_secs(2), max_objects: MAX_SLOTS }
+        Self {
+            timeout: Duration::from_secs(2),
+            max_objects: MAX_SLOTS,
+            directory: None,
+            allow: Allow::SameUser,
+        }
     }
 }
 
 /// A named set of regions that belongs to no single process.
 ///
 /// A domain begins when its first process joins, and ends when its last one leaves or dies. Nothing
-/// is left then. A domain is identified by name, user and network namespace.
+/// is left then. A domain is identified by name, user, and network namespace or
+/// [`DomainSettings::directory`].
 ///
 /// A process joins a domain once; joining again returns the same participant. It leaves when its
 /// last [`Domain`] and [`Object`] are dropped. Until then a thread serves file descriptors to other
@@ -84,9 +100,10 @@ impl Domain {
     /// - [`crate::Error::TimedOut`]: all participants are stopped.
     /// - [`crate::Error::ArbiterHeld`]: a process was stopped while it held the arbiter.
     /// - [`crate::Error::Full`]: the domain has 1,024 processes.
+    /// - [`crate::Error::Directory`], [`crate::Error::NotPermitted`].
     #[expect(clippy::needless_pass_by_value, reason = "callers write a literal or a default")]
     pub fn join(name: &str, settings: DomainSettings) -> Result<Self> {
-        let name = DomainName::new(name, sys::effective_uid())?;
+        let name = DomainName::new(name, &settings)?;
         Ok(Self { participant: join::join(name, &settings)? })
     }
 

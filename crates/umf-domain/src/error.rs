@@ -1,6 +1,10 @@
 //! Errors of domains. Each text says what failed, why, and what to do.
 
+use std::path::PathBuf;
+
 use rustix::io::Errno;
+use umf_ipc::Allow;
+use umf_ipc::rendezvous::DirectoryError;
 
 use crate::ObjectId;
 
@@ -88,7 +92,7 @@ pub enum Error {
     OtherUser {
         /// The domain.
         domain: String,
-        /// The abstract socket.
+        /// The abstract socket, or the file in the directory.
         socket: String,
         /// The user of that process.
         uid: u32,
@@ -119,9 +123,9 @@ pub enum Error {
     ArbiterHeld {
         /// The domain.
         domain: String,
-        /// The abstract socket.
+        /// The abstract socket, or the file in the directory.
         socket: String,
-        /// Its process id; 0 if that is unknown.
+        /// Its process id; 0 if that is unknown, as in a directory.
         pid: i32,
         /// [`crate::DomainSettings::timeout`].
         milliseconds: u64,
@@ -151,6 +155,24 @@ pub enum Error {
         /// What it did.
         what: &'static str,
     },
+    /// A participant does not permit this process, or this process does not permit a participant.
+    #[error(
+        "cannot join domain {domain:?}: the rule ipc.allow = \"{rule}\" refuses this process or a participant, in the \
+         directory {path}; set the same rule in all processes, and {remedy}",
+        path = path.display(),
+        remedy = remedy(*rule)
+    )]
+    NotPermitted {
+        /// The domain.
+        domain: String,
+        /// The rule.
+        rule: Allow,
+        /// [`crate::DomainSettings::directory`].
+        path: PathBuf,
+    },
+    /// The directory of the domain cannot be used.
+    #[error(transparent)]
+    Directory(#[from] DirectoryError),
     /// An error of `umf-core`.
     #[error(transparent)]
     Memory(#[from] umf_core::Error),
@@ -167,6 +189,14 @@ pub enum Error {
         /// What to do, beginning with "; ", or nothing.
         hint: &'static str,
     },
+}
+
+const fn remedy(rule: Allow) -> &'static str {
+    match rule {
+        Allow::SameUser => "run all processes as one user, or set UMF_IPC_ALLOW=group or handle",
+        Allow::Group => "run all processes with one effective group, or set UMF_IPC_ALLOW=handle",
+        Allow::Handle => "pass the same name",
+    }
 }
 
 impl Error {

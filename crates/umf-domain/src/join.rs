@@ -6,18 +6,15 @@
 use core::mem::ManuallyDrop;
 use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::collections::HashMap;
-use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use umf_ipc::Allow;
-use umf_ipc::fd_socket::{Deadline, Listeners, Request, Server, ServerRule};
+use umf_ipc::fd_socket::{Deadline, Listeners, Request, Server};
 use umf_sync::{failpoint, fork};
 
+use crate::name::{ArbiterGuard, DomainName, lock_arbiter};
 use crate::object::{Registrations, ServedFds};
-use crate::participant::{Participant, timed_out};
-use crate::request::{PROTOCOL, Response, request_fd};
-use crate::socket::{ArbiterGuard, DomainName, bind_first, is_peer_alive, lock_arbiter, probe_with};
-use crate::sys::CloseOnFork;
+use crate::participant::{Participant, not_permitted, timed_out};
+use crate::request::{Response, Sender, request_fd};
 use crate::table::{LockedTable, MAX_PARTICIPANTS, Table};
 use crate::{DomainSettings, Error, Result, sys};
 
@@ -33,33 +30,33 @@ impl Participant {
         let nonce = sys::random().map_err(Error::system("getrandom"))?;
         // The first id of the search, and the number of free ids after which the search ends.
         let (mut first, mut max_dead) = (0, FIRST_IDS);
+        if let Some(place) = name.place() {
+            place.remove_leftovers()?;
+        }
         loop {
             // Without the arbiter, since a participant may take long to answer.
             let fetched = fetch_table(&name, first, max_dead, settings, deadline)?;
             let arbiter = lock_arbiter(&name, deadline, timeout)?;
             let table = match fetched {
                 // The sender is alive while the arbiter is held, so the domain has not ended.
-                Some((table, sender)) if is_peer_alive(&sender) => Some(table),
-                Some(_) => None,
-                None => match first_alive(&name)? {
+                Ok((table, sender)) => name.is_sender_alive(&sender)?.then_some(table),
+                Err(foreign) => match name.first_alive(&foreign)? {
                     Some(id) => {
                         (first, max_dead) = (id, usize::from(MAX_PARTICIPANTS));
                         None
                     }
-                    None => Some(Table::new(name.as_str(), name.tag(), settings.max_objects)?),
+                    None => Some(Table::new(&name.label(), name.tag(), settings.max_objects)?),
                 },
             };
             if let Some(table) = table {
-                let (id, listener) = enter(&name, &arbiter, &table, nonce)?;
+                let (id, listeners) = enter(&name, &arbiter, &table, nonce)?;
                 drop(arbiter);
                 let registrations = Arc::new(Registrations::default());
                 let served =
                     ServedFds { table: table.shared_file(), registrations: Arc::downgrade(&registrations) };
-                let rule = ServerRule { nonce: PROTOCOL, allow: Allow::SameUser, key: None };
-                let listeners = Listeners::default().with_abstract(listener);
-                let server = Server::serve(listeners, rule, Arc::new(served))?;
+                let server = Server::serve(listeners, name.rule(), Arc::new(served))?;
                 failpoint!("domain.served");
-                tracing::debug!(domain = name.as_str(), id, "joined");
+                tracing::debug!(domain = name.label(), id, "joined");
                 return Ok(Arc::new(Self {
                     generation: fork::generation(),
                     name,
@@ -80,50 +77,36 @@ impl Participant {
     }
 }
 
-/// Returns the table and the connection to its sender, or `None` if no participant was found.
+/// Returns the table and its sender. If no participant was found, returns the ids of processes that are
+/// not participants.
 fn fetch_table(
     name: &DomainName,
     first: u16,
     max_dead: usize,
     settings: &DomainSettings,
     deadline: Deadline,
-) -> Result<Option<(Table, OwnedFd)>> {
+) -> Result<Result<(Table, Sender), Vec<u16>>> {
     let ids = (first..MAX_PARTICIPANTS).chain(0..first);
     let check = |fd| Table::open(fd, name.tag());
     match request_fd(name, ids, max_dead, Request::Ledger, deadline, check)? {
-        Response::Found(table, sender) => Ok(Some((table, sender))),
-        Response::NotFound { .. } => Ok(None),
+        Response::Found(table, sender) => Ok(Ok((table, sender))),
+        Response::NotFound { foreign, .. } => Ok(Err(foreign)),
+        Response::NotPermitted(rule) => Err(not_permitted(name, rule)),
         Response::NoAnswer { pids } => Err(timed_out(name, pids, settings.timeout)),
         Response::Misbehaved(what) => Err(Error::Misbehaved { domain: name.as_str().to_owned(), what }),
     }
 }
 
-/// Returns the lowest id of a living participant, by probing each id.
-///
-/// A list of all sockets from the kernel is not atomic and can miss one. A second table would then
-/// be made for a living domain, which would split it.
-fn first_alive(name: &DomainName) -> Result<Option<u16>> {
-    let mut spare = None;
-    for id in 0..MAX_PARTICIPANTS {
-        let probed = probe_with(&mut spare, &name.participant_socket(id));
-        if probed.map_err(Error::system("connect to a participant"))?.is_alive() {
-            return Ok(Some(id));
-        }
-    }
-    Ok(None)
-}
-
-/// Takes the lowest id whose socket name can be bound. A previous participant with this id is dead.
+/// Takes the lowest id whose name can be bound. A previous participant with this id is dead.
 fn enter(
     name: &DomainName,
     arbiter: &ArbiterGuard,
     table: &Table,
     nonce: [u64; 2],
-) -> Result<(u16, CloseOnFork)> {
-    let bound = bind_first((0..MAX_PARTICIPANTS).map(|id| (id, name.participant_socket(id))));
-    if let Some((id, listener)) = bound.map_err(Error::system("bind of a participant's name"))? {
+) -> Result<(u16, Listeners)> {
+    if let Some((id, listeners)) = name.bind()? {
         LockedTable::new(table, arbiter).enter(id, nonce);
-        return Ok((id, listener));
+        return Ok((id, listeners));
     }
     Err(Error::Full {
         domain: name.as_str().to_owned(),

@@ -3,7 +3,9 @@
 //! A process that creates a region in a domain is its first registrant. Other processes register
 //! by [`ObjectId`], once each. The region exists until its last registrant unregisters or dies.
 //! The domain exists until its last participant leaves. There is no daemon, no heartbeat, and no
-//! name in a file system. After `kill -9` of all participants, no resource is left.
+//! name in a file system, unless the processes find each other in a directory
+//! ([`DomainSettings::directory`]). After `kill -9` of all participants, no resource is left; in a
+//! directory, the next process that joins a domain removes the files.
 //!
 //! ```text
 //! Domain::join        join         fetches the table from a participant, takes a participant id
@@ -12,8 +14,9 @@
 //! Domain::register    table        looks up the registrants
 //!                     request      gets the fd from one of them
 //!
-//! socket              abstract socket names: a bound one proves that its participant is alive;
-//!                     the arbiter, the lock of the table, is one of them
+//! name                where participants and the arbiter, the lock of the table, have their names:
+//! socket                abstract sockets: a bound name proves that its participant is alive
+//! place                 files in a directory: the lock of one proves it
 //! ```
 //!
 //! `docs/domain.md` has the rules and the layout of the table.
@@ -22,8 +25,10 @@ mod domain;
 mod error;
 mod id;
 mod join;
+mod name;
 mod object;
 mod participant;
+mod place;
 mod request;
 mod socket;
 mod sys;

@@ -6,12 +6,13 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use umf_ipc::Allow;
 use umf_ipc::fd_socket::{Deadline, Request, Server};
 use umf_sync::fork;
 
+use crate::name::{ArbiterGuard, DomainName, lock_arbiter, milliseconds};
 use crate::object::{Object, ObjectInner, Registration, Registrations, region};
 use crate::request::{Response, request_fd};
-use crate::socket::{ArbiterGuard, DomainName, lock_arbiter, milliseconds, probe};
 use crate::sys::SharedMapping;
 use crate::table::{CreateError, Entry, ListedObject, LockedTable, LookupError, Table};
 use crate::{Error, ObjectId, Result};
@@ -109,7 +110,7 @@ impl Participant {
 
     pub(crate) fn create(self: &Arc<Self>, size: usize, kind: u32) -> Result<Object> {
         let deadline = self.deadline()?;
-        let (fd, file, memory) = region::create(self.name(), size)?;
+        let (fd, file, memory) = region::create(&self.name.label(), size)?;
         let entry = Entry { kind, file };
         let mut arbiter = self.lock(deadline)?;
         let mut created = self.table(&arbiter).create(self.id, &entry);
@@ -173,7 +174,7 @@ impl Participant {
                 // Created without the arbiter, so that other processes do not wait for these system
                 // calls.
                 drop(arbiter);
-                region = Some(region::create(self.name(), size)?);
+                region = Some(region::create(&self.name.label(), size)?);
             }
             if deadline.left().is_err() {
                 return Err(self.timed_out(Vec::new()));
@@ -225,7 +226,7 @@ impl Participant {
                     registered.map_err(|error| self.lookup_error(id, kind, error))?;
                     return Err(self.misbehaved("it changed the table's description of an object"));
                 }
-                Response::NotFound { dead } => {
+                Response::NotFound { dead, .. } => {
                     if dead.is_empty() {
                         // The registrants are unregistering.
                         std::thread::sleep(RETRY_DELAY);
@@ -236,6 +237,7 @@ impl Participant {
                         return Err(self.timed_out(Vec::new()));
                     }
                 }
+                Response::NotPermitted(rule) => return Err(not_permitted(&self.name, rule)),
                 Response::NoAnswer { pids } => return Err(self.timed_out(pids)),
                 Response::Misbehaved(what) => return Err(self.misbehaved(what)),
             }
@@ -313,15 +315,17 @@ impl Participant {
             }
             Err(error) => {
                 self.has_unused.store(true, Ordering::Release);
-                let domain = self.name();
-                tracing::warn!(%id, domain, %error, "object not unregistered; the next call on the domain retries");
+                let domain = self.name.label();
+                // The text of the error has the name.
+                let error = self.name.is_public().then(|| error.to_string());
+                tracing::warn!(%id, domain, error, "object not unregistered; the next call on the domain retries");
             }
         }
     }
 
     fn end_registration(&self, arbiter: &ArbiterGuard, id: ObjectId) {
         if let Err(error) = self.table(arbiter).unregister(self.id, id) {
-            tracing::warn!(%id, domain = self.name(), ?error, "the table has no entry for a registration");
+            tracing::warn!(%id, domain = self.name.label(), ?error, "the table has no entry for a registration");
         }
         drop(self.registrations.remove(id));
     }
@@ -355,13 +359,16 @@ impl Participant {
     }
 
     fn is_alive(&self, id: u16) -> Result<bool> {
-        is_alive(&self.name, id)
+        self.name.is_alive(id)
     }
 }
 
-/// Returns whether the participant with this id is alive.
-fn is_alive(name: &DomainName, id: u16) -> Result<bool> {
-    Ok(probe(&name.participant_socket(id)).map_err(Error::system("connect to a participant"))?.is_alive())
+/// Returns the error for a participant of a domain in a directory that does not permit this process.
+pub(super) fn not_permitted(name: &DomainName, rule: Allow) -> Error {
+    match name.place() {
+        Some(place) => place.error(name.as_str(), rule),
+        None => Error::Misbehaved { domain: name.as_str().to_owned(), what: "it refused its own user" },
+    }
 }
 
 pub(super) fn timed_out(name: &DomainName, pids: Vec<i32>, timeout: Duration) -> Error {
@@ -374,7 +381,7 @@ mod tests {
     use crate::DomainSettings;
 
     fn join(name: &str) -> Arc<Participant> {
-        let name = DomainName::new(name, crate::sys::effective_uid()).unwrap();
+        let name = DomainName::new(name, &DomainSettings::default()).unwrap();
         Participant::join(name, &DomainSettings::default()).unwrap()
     }
 
@@ -457,7 +464,7 @@ mod tests {
     fn find_or_create_in_full_domain_takes_slot_of_dead() {
         let name = format!("find-full-{}", std::process::id());
         let settings = DomainSettings { max_objects: 1, ..DomainSettings::default() };
-        let name = DomainName::new(&name, crate::sys::effective_uid()).unwrap();
+        let name = DomainName::new(&name, &settings).unwrap();
         let participant = Participant::join(name, &settings).unwrap();
         create_as_dead(&participant, 9, 1);
         let found = participant.find_or_create(1, 2).unwrap();

@@ -8,13 +8,14 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::SendFlags;
+use umf_ipc::Allow;
 use umf_ipc::Nonce;
-use umf_ipc::fd_socket::{Answer, Deadline, Request, receive};
+use umf_ipc::fd_socket::{Answer, ClientProof, Deadline, Request, finish_authentication, receive};
 use umf_os::ReceivedFd;
 use umf_os::socket::peer;
 use umf_sync::failpoint;
 
-use crate::socket::{DomainName, Probe, probe_with};
+use crate::name::{DomainName, Probe};
 use crate::{Error, Result};
 
 /// The nonce of requests to participants, in place of a producer's nonce.
@@ -29,14 +30,31 @@ const BUSY_RETRY: Duration = Duration::from_millis(1);
 /// The result of [`request_fd`].
 #[derive(Debug)]
 pub(crate) enum Response<T> {
-    /// The accepted fd, and the connection to its sender.
-    Found(T, OwnedFd),
-    /// No living participant has the fd. `dead` are the ids without a process.
-    NotFound { dead: Vec<u16> },
+    /// The accepted fd, and its sender.
+    Found(T, Sender),
+    /// No living participant has the fd. `dead` are the ids without a process, `foreign` those of
+    /// processes that did not prove the domain's key.
+    NotFound { dead: Vec<u16>, foreign: Vec<u16> },
+    /// No participant sent the fd, and one does not permit this process by this rule.
+    NotPermitted(Allow),
     /// Some participants are alive and did not answer.
     NoAnswer { pids: Vec<i32> },
     /// No participant sent the fd, and one broke the protocol.
     Misbehaved(&'static str),
+}
+
+/// The participant that sent an fd.
+#[derive(Debug)]
+pub(crate) struct Sender {
+    pub id: u16,
+    pub connection: OwnedFd,
+}
+
+/// A participant that has still to answer.
+struct Pending {
+    sender: Sender,
+    /// The proof of the domain's key that is in progress. The request is sent after it.
+    proof: Option<ClientProof>,
 }
 
 /// Sends a request to the participants `ids`, until one answers with an fd that `check` accepts.
@@ -53,41 +71,53 @@ pub(crate) fn request_fd<T>(
     mut check: impl FnMut(ReceivedFd) -> Result<Option<T>>,
 ) -> Result<Response<T>> {
     let request = request.encode(PROTOCOL);
+    let send = |connection: &OwnedFd, packet: &[u8]| {
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        rustix::io::retry_on_intr(|| rustix::net::send(connection, packet, flags)).is_ok()
+    };
     let mut queue: VecDeque<u16> = ids.into_iter().collect();
     let mut busy = VecDeque::new();
-    let mut pending: Vec<OwnedFd> = Vec::new();
-    let mut dead = Vec::new();
-    let mut misbehaved = None;
+    let mut pending: Vec<Pending> = Vec::new();
+    let (mut dead, mut foreign) = (Vec::new(), Vec::new());
+    let (mut misbehaved, mut refused) = (None, None);
     let mut spare = None;
     loop {
         while let Some(id) = queue.pop_front() {
-            let probed = probe_with(&mut spare, &name.participant_socket(id));
-            match probed.map_err(Error::system("connect to a participant"))? {
+            match name.probe(id, &mut spare)? {
                 Probe::Free => {
                     dead.push(id);
-                    if dead.len() >= max_dead && pending.is_empty() && busy.is_empty() && misbehaved.is_none()
-                    {
-                        return Ok(Response::NotFound { dead });
+                    let is_all = pending.is_empty() && busy.is_empty() && foreign.is_empty();
+                    if dead.len() >= max_dead && is_all && misbehaved.is_none() && refused.is_none() {
+                        return Ok(Response::NotFound { dead, foreign });
                     }
                 }
                 Probe::OtherUser { .. } => {}
                 Probe::Busy => busy.push_back(id),
                 Probe::Connected(connection) => {
-                    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+                    let proof = name.key().map(|key| ClientProof::new(key, PROTOCOL)).transpose();
+                    let proof = proof.map_err(Error::system("getrandom"))?;
                     // If the send fails, the participant has ended since.
-                    if rustix::io::retry_on_intr(|| rustix::net::send(&connection, &request, flags)).is_ok() {
+                    let is_sent = match &proof {
+                        Some(proof) => send(&connection, &proof.hello()),
+                        None => send(&connection, &request),
+                    };
+                    if is_sent {
                         failpoint!("domain.asked");
-                        pending.push(connection);
+                        pending.push(Pending { sender: Sender { id, connection }, proof });
                         break;
                     }
                 }
             }
         }
         if pending.is_empty() && busy.is_empty() {
-            return Ok(misbehaved.map_or(Response::NotFound { dead }, Response::Misbehaved));
+            return Ok(match (misbehaved, refused) {
+                (Some(what), _) => Response::Misbehaved(what),
+                (None, Some(rule)) => Response::NotPermitted(rule),
+                (None, None) => Response::NotFound { dead, foreign },
+            });
         }
         let Ok(remaining) = deadline.left() else {
-            let pid = |connection: &OwnedFd| peer(connection.as_fd()).map_or(0, |(_, pid)| pid);
+            let pid = |one: &Pending| peer(one.sender.connection.as_fd()).map_or(0, |(_, pid)| pid);
             return Ok(Response::NoAnswer { pids: pending.iter().map(pid).collect() });
         };
         let delay = if !queue.is_empty() {
@@ -99,16 +129,34 @@ pub(crate) fn request_fd<T>(
         };
         let readable = poll_readable(&pending, delay.into_iter().chain(remaining).min())?;
         for index in readable.into_iter().rev() {
-            let connection = pending.swap_remove(index);
-            match receive(&connection, Deadline::after(Duration::ZERO)) {
+            let Pending { sender, proof } = pending.swap_remove(index);
+            let Sender { id, connection } = &sender;
+            let is_proven = proof.is_none();
+            let no_wait = Deadline::after(Duration::ZERO);
+            let answer = match proof {
+                Some(proof) => match finish_authentication(connection, proof, no_wait) {
+                    Ok(Ok(())) => {
+                        if send(connection, &request) {
+                            pending.push(Pending { sender, proof: None });
+                        }
+                        continue;
+                    }
+                    Ok(Err(answer)) => Ok(answer),
+                    Err(errno) => Err(errno),
+                },
+                None => receive(connection, no_wait),
+            };
+            match answer {
                 Ok(Answer::Fd { fd, .. }) => match check(fd)? {
-                    Some(found) => return Ok(Response::Found(found, connection)),
+                    Some(found) => return Ok(Response::Found(found, sender)),
                     None => misbehaved = Some("it sent another file than the requested one"),
                 },
                 Ok(Answer::Stale(_)) => {}
+                Ok(Answer::NotProven) => foreign.push(*id),
+                Ok(Answer::NotPermitted(rule)) if name.place().is_some() => refused = Some(rule),
                 Ok(Answer::Misbehaved(what)) => misbehaved = Some(what),
                 Ok(_) => misbehaved = Some("it refused its own user"),
-                Err(Errno::TIMEDOUT) => pending.push(connection),
+                Err(Errno::TIMEDOUT) if is_proven => pending.push(Pending { sender, proof: None }),
                 Err(errno @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => {
                     return Err(Error::system("receiving an fd")(errno));
                 }
@@ -123,9 +171,9 @@ pub(crate) fn request_fd<T>(
 }
 
 /// Returns the indices of the connections that are readable or closed; none after `timeout`.
-fn poll_readable(connections: &[OwnedFd], timeout: Option<Duration>) -> Result<Vec<usize>> {
+fn poll_readable(pending: &[Pending], timeout: Option<Duration>) -> Result<Vec<usize>> {
     let mut fds: Vec<_> =
-        connections.iter().map(|connection| PollFd::new(connection, PollFlags::IN)).collect();
+        pending.iter().map(|one| PollFd::new(&one.sender.connection, PollFlags::IN)).collect();
     let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
     match poll(&mut fds, timeout.as_ref()) {
         Ok(_) | Err(Errno::INTR) => {}

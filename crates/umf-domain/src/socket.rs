@@ -1,5 +1,4 @@
-//! Abstract sockets: the names of a domain and of its participants, binding one, probing one, and
-//! the arbiter.
+//! Abstract sockets: binding a name, probing one, and the holder of the arbiter.
 //!
 //! A bound name proves that its process is alive, since the kernel frees the name with the last
 //! descriptor of the socket. Forked children therefore close the sockets of their parent.
@@ -9,61 +8,15 @@
 //! when the process dies, at any instruction. A lock word in shared memory would stay locked.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use umf_ipc::fd_socket::Deadline;
 use umf_os::socket::{PeerTrust, peer, peer_trust};
 use umf_sync::failpoint;
 
-use crate::id::DomainTag;
+use crate::name::Probe;
 use crate::sys::{self, CloseOnFork};
 use crate::{Error, Result};
-
-/// The longest name of a domain. With the rest of a socket's name it fits 107 bytes.
-const MAX_LENGTH: usize = 64;
-
-/// The name of a domain, and the user of its participants.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct DomainName {
-    text: String,
-    uid: u32,
-}
-
-impl DomainName {
-    pub(crate) fn new(text: &str, uid: u32) -> Result<Self> {
-        let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._:/+=@-".contains(&byte);
-        let why = if text.is_empty() {
-            "it is empty"
-        } else if text.len() > MAX_LENGTH {
-            "it has more than 64 characters"
-        } else if !text.bytes().all(is_allowed) {
-            "it has other characters"
-        } else {
-            return Ok(Self { text: text.to_owned(), uid });
-        };
-        Err(Error::BadName { name: text.chars().take(MAX_LENGTH).collect(), why })
-    }
-
-    pub(crate) fn as_str(&self) -> &str {
-        &self.text
-    }
-
-    pub(crate) fn tag(&self) -> DomainTag {
-        DomainTag::of(format!("{} {}", self.uid, self.text).as_bytes())
-    }
-
-    /// Returns the socket name that is the lock of the table.
-    pub(crate) fn arbiter_socket(&self) -> Vec<u8> {
-        format!("umf-domain-{}-arbiter-{}", self.uid, self.text).into_bytes()
-    }
-
-    /// Returns the socket name on which the participant with this id listens.
-    pub(crate) fn participant_socket(&self, id: u16) -> Vec<u8> {
-        format!("umf-domain-{}-{id}-{}", self.uid, self.text).into_bytes()
-    }
-}
 
 /// Binds an abstract name, and listens. Returns `None` if another socket has the name.
 pub(crate) fn bind(name: &[u8]) -> sys::Result<Option<CloseOnFork>> {
@@ -98,26 +51,6 @@ pub(crate) fn bind_first(
         Ok(socket) => Ok(Some((bound, socket))),
         Err(Errno::ADDRINUSE) => Ok(None),
         Err(errno) => Err(errno),
-    }
-}
-
-/// The result of connecting to an abstract name.
-#[derive(Debug)]
-pub(crate) enum Probe {
-    /// The name is not bound, its socket does not listen, or its process has ended.
-    Free,
-    /// A process of another user listens. The pid is 0 if it is unknown.
-    OtherUser { uid: u32, pid: i32 },
-    /// A socket listens, and its backlog of connections is full.
-    Busy,
-    /// A process of this user, or of root, listens.
-    Connected(OwnedFd),
-}
-
-impl Probe {
-    /// Returns whether the name belongs to a living participant.
-    pub(crate) const fn is_alive(&self) -> bool {
-        matches!(self, Self::Busy | Self::Connected(_))
     }
 }
 
@@ -169,55 +102,8 @@ pub(crate) fn is_peer_alive(connection: &OwnedFd) -> bool {
     !is_closed && !sys::listener_has_ended(connection.as_fd())
 }
 
-/// A guard that holds a domain's arbiter from [`lock_arbiter`] until it is dropped.
-#[derive(Debug)]
-pub(crate) struct ArbiterGuard {
-    socket: Option<CloseOnFork>,
-}
-
-impl Drop for ArbiterGuard {
-    fn drop(&mut self) {
-        drop(self.socket.take());
-        failpoint!("domain.turn_given_back");
-    }
-}
-
-const MIN_BACKOFF: Duration = Duration::from_micros(20);
-const MAX_BACKOFF: Duration = Duration::from_millis(1);
-/// Failed attempts between two checks of the holder. A participant holds the arbiter for
-/// microseconds, and each check leaves a connection in the holder's backlog.
-const ATTEMPTS_PER_CHECK: u32 = 16;
-
-/// Locks the arbiter, or fails at `deadline`. `timeout` is that of the whole call, for errors.
-pub(crate) fn lock_arbiter(name: &DomainName, deadline: Deadline, timeout: Duration) -> Result<ArbiterGuard> {
-    let address = name.arbiter_socket();
-    let mut backoff = MIN_BACKOFF;
-    let mut holder = 0;
-    for attempt in 1_u32.. {
-        let bound = bind(&address).map_err(Error::system("bind of the arbiter's name"))?;
-        if let Some(socket) = bound {
-            return Ok(ArbiterGuard { socket: Some(socket) });
-        }
-        if attempt.is_multiple_of(ATTEMPTS_PER_CHECK) {
-            holder = check_holder(name, &address)?.unwrap_or(holder);
-        }
-        if deadline.left().is_err() {
-            holder = check_holder(name, &address)?.unwrap_or(holder);
-            break;
-        }
-        std::thread::sleep(backoff);
-        backoff = (backoff * 2).min(MAX_BACKOFF);
-    }
-    Err(Error::ArbiterHeld {
-        domain: name.as_str().to_owned(),
-        socket: String::from_utf8_lossy(&address).into_owned(),
-        pid: holder,
-        milliseconds: milliseconds(timeout),
-    })
-}
-
 /// Returns the pid of the holder, if it is known. Fails if the holder belongs to another user.
-fn check_holder(name: &DomainName, address: &[u8]) -> Result<Option<i32>> {
+pub(crate) fn check_holder(domain: &str, address: &[u8]) -> Result<Option<i32>> {
     let other = match probe(address).map_err(Error::system("connect to the arbiter's name"))? {
         Probe::OtherUser { uid, pid } => Some((uid, pid)),
         Probe::Connected(connection) => return Ok(peer(connection.as_fd()).ok().map(|(_, pid)| pid)),
@@ -227,16 +113,12 @@ fn check_holder(name: &DomainName, address: &[u8]) -> Result<Option<i32>> {
     };
     let Some((uid, pid)) = other else { return Ok(None) };
     Err(Error::OtherUser {
-        domain: name.as_str().to_owned(),
+        domain: domain.to_owned(),
         socket: String::from_utf8_lossy(address).into_owned(),
         uid,
         pid,
         own_uid: sys::effective_uid(),
     })
-}
-
-pub(crate) fn milliseconds(timeout: Duration) -> u64 {
-    u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// `sock_diag(7)`: the uid of a bound socket, also if it accepts no connection.
@@ -349,31 +231,6 @@ mod tests {
     use rustix::net::{AddressFamily, SocketType};
 
     use super::*;
-
-    #[test]
-    fn name_has_allowed_characters_only() {
-        let longest = "x".repeat(64);
-        for good in ["a", "job-42/rank:7", &longest] {
-            let name = DomainName::new(good, u32::MAX).unwrap();
-            for socket in [name.arbiter_socket(), name.participant_socket(u16::MAX)] {
-                assert!(socket.len() <= 107, "{}", socket.len());
-            }
-        }
-        for bad in ["", "a b", "a\0", "ä", "a\n", &"x".repeat(65)] {
-            assert!(matches!(DomainName::new(bad, 0), Err(Error::BadName { .. })), "{bad:?}");
-        }
-    }
-
-    #[test]
-    fn socket_names_of_two_domains_differ() {
-        // Domain names that contain the separators and the word of the arbiter's name.
-        let names = ["1-a", "a", "arbiter-a", "0-1-a"].map(|text| DomainName::new(text, 1).unwrap());
-        let mut sockets: Vec<_> =
-            names.iter().flat_map(|name| [name.arbiter_socket(), name.participant_socket(1)]).collect();
-        sockets.sort();
-        sockets.dedup();
-        assert_eq!(sockets.len(), 8);
-    }
 
     #[test]
     fn probe_tells_free_from_connected_and_busy() {

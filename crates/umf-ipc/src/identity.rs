@@ -17,6 +17,14 @@ impl Nonce {
         Self(bytes)
     }
 
+    /// Parses the 32 digits of [`fmt::Display`].
+    pub(crate) fn from_hex(text: &str) -> Option<Self> {
+        let mut bytes = [0; 16];
+        let is_long = text.len() == 2 * bytes.len();
+        (is_long && data_encoding::HEXLOWER.decode_mut(text.as_bytes(), &mut bytes).is_ok())
+            .then_some(Self(bytes))
+    }
+
     pub(crate) const fn as_bytes(&self) -> &[u8; 16] {
         &self.0
     }

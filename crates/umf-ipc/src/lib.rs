@@ -48,7 +48,9 @@ pub mod transit;
 /// [`Answer`](fd_socket::Answer), with or without a descriptor. Each process checks the user of the
 /// other, or that it has the same [`Key`](fd_socket::Key).
 pub mod fd_socket {
-    pub use crate::transfer::socket::client::{Answer, Deadline, authenticate, connect_in, receive};
+    pub use crate::transfer::socket::client::{
+        Answer, Deadline, authenticate, connect_in, finish_authentication, receive,
+    };
     pub use crate::transfer::socket::proof::{ClientProof, Key, ProofStep, ServerProof};
     pub use crate::transfer::socket::server::{
         FdSource, Listeners, OutgoingFd, Server, ServerRule, SharedFd,

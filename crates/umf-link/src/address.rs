@@ -6,10 +6,12 @@ use core::str::FromStr;
 use data_encoding::{BASE64URL_NOPAD, HEXLOWER};
 use serde_core::de::{Error as _, SeqAccess, Visitor};
 use serde_core::{Deserialize, Deserializer, Serialize, Serializer};
+use umf_ipc::Allow;
+use umf_ipc::fd_socket::{Key, directory_prefix};
 use umf_ipc::system::boot_id_bytes;
 use umf_os::process::{pid, random};
 
-use crate::{Error, sys};
+use crate::{Error, LinkSettings, sys};
 
 /// Bytes of an address.
 pub const ADDRESS_SIZE: usize = 64;
@@ -19,6 +21,10 @@ const VERSION: u16 = 2;
 const PREFIX: &str = "umfl2.";
 /// Prefix of the names of the sockets of endpoints.
 const SOCKET: &str = "umf-link-";
+const PLACE: core::ops::Range<usize> = 6..8;
+/// Values of [`PLACE`].
+const ABSTRACT: u16 = 0;
+const DIRECTORY: u16 = 1;
 const BOOT_ID: core::ops::Range<usize> = 8..24;
 const NONCE: core::ops::Range<usize> = 32..48;
 const CHECKSUM: usize = ADDRESS_SIZE - 4;
@@ -28,7 +34,9 @@ const LONGEST_NAME: usize = 64;
 /// The address of an [`crate::Endpoint`]: 64 plain bytes, which an application passes through MPI,
 /// a socket, a file or argv.
 ///
-/// A value is well-formed. Only connecting shows whether a process listens there.
+/// A value is well-formed. Only connecting shows whether a process listens there. If the endpoint is
+/// in a directory ([`LinkSettings::directory`]), a process needs the address to connect, so that it
+/// is a secret: `Debug` and the name of the socket do not show it, the text and the bytes do.
 /// `docs/link.md` has the layout. Its text is `umfl2.` and 86 characters of URL-safe base64.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct LinkAddress {
@@ -78,10 +86,11 @@ pub enum AddressError {
 }
 
 impl LinkAddress {
-    fn new(boot_id: [u8; 16], pid: u32, nonce: [u8; 16]) -> Self {
+    fn new(boot_id: [u8; 16], pid: u32, nonce: [u8; 16], place: u16) -> Self {
         let mut bytes = [0; ADDRESS_SIZE];
         bytes[0..4].copy_from_slice(&MAGIC);
         bytes[4..6].copy_from_slice(&VERSION.to_le_bytes());
+        bytes[PLACE].copy_from_slice(&place.to_le_bytes());
         bytes[BOOT_ID].copy_from_slice(&boot_id);
         bytes[24..28].copy_from_slice(&pid.to_le_bytes());
         bytes[NONCE].copy_from_slice(&nonce);
@@ -91,13 +100,28 @@ impl LinkAddress {
     }
 
     /// Makes an address for a new endpoint of this process.
-    pub(crate) fn unique() -> crate::Result<Self> {
+    pub(crate) fn unique(settings: &LinkSettings) -> crate::Result<Self> {
         let nonce = random().map_err(Error::system("getrandom"))?;
-        Ok(Self::new(boot_id_bytes(), pid(), nonce))
+        let place = if settings.directory.is_some() { DIRECTORY } else { ABSTRACT };
+        Ok(Self::new(boot_id_bytes(), pid(), nonce, place))
+    }
+
+    /// Returns the address of the endpoint that a process with these settings has made with this name.
+    pub(crate) fn of_name_by(settings: &LinkSettings, name: &str) -> crate::Result<Self> {
+        if settings.directory.is_none() {
+            return Self::of_name(name);
+        }
+        check_name(name, LONGEST_NAME)?;
+        let key = match settings.allow {
+            Allow::SameUser => Key::of_name("endpoint", &format!("{} {name}", sys::effective_uid())),
+            Allow::Group | Allow::Handle => Key::of_name("endpoint", name),
+        };
+        Ok(Self::new(boot_id_bytes(), 0, *key.as_bytes(), DIRECTORY))
     }
 
     /// Returns the address of the endpoint that a process of this user has made with this name, on
-    /// this machine. A name has 1 to 64 letters, digits and `._:/+=@-`.
+    /// this machine and not in a directory ([`crate::LinkBuilder::address_of`]). A name has 1 to 64
+    /// letters, digits and `._:/+=@-`.
     ///
     /// # Errors
     /// [`Error::BadName`].
@@ -109,7 +133,7 @@ impl LinkAddress {
         };
         let start = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
         let nonce = sys::effective_uid().to_le_bytes().iter().chain(name.as_bytes()).fold(start, hash);
-        Ok(Self::new(boot_id_bytes(), 0, nonce.to_le_bytes()))
+        Ok(Self::new(boot_id_bytes(), 0, nonce.to_le_bytes(), ABSTRACT))
     }
 
     /// Decodes an address. Never panics, whatever the bytes.
@@ -130,7 +154,10 @@ impl LinkAddress {
         if crc32fast::hash(&bytes[..CHECKSUM]).to_le_bytes() != bytes[CHECKSUM..] {
             return Err(AddressError::Checksum);
         }
-        let reserved = [&bytes[6..BOOT_ID.start], &bytes[28..NONCE.start], &bytes[NONCE.end..CHECKSUM]];
+        if u16::from_le_bytes([bytes[6], bytes[7]]) > DIRECTORY {
+            return Err(AddressError::Field { field: "place" });
+        }
+        let reserved = [&bytes[28..NONCE.start], &bytes[NONCE.end..CHECKSUM]];
         if reserved.into_iter().flatten().any(|byte| *byte != 0) {
             return Err(AddressError::Field { field: "reserved" });
         }
@@ -150,10 +177,19 @@ impl LinkAddress {
         u32::from_le_bytes(core::array::from_fn(|byte| self.bytes[24 + byte]))
     }
 
-    /// Returns the name of its abstract socket.
+    /// Returns the name of its abstract socket, or of its socket in the directory.
     #[must_use]
     pub fn socket(&self) -> String {
-        format!("{SOCKET}{}", HEXLOWER.encode(&self.bytes[NONCE]))
+        match self.key() {
+            None => format!("{SOCKET}{}", HEXLOWER.encode(&self.bytes[NONCE])),
+            Some(key) => format!("{}link-{}", directory_prefix(), key.public_name()),
+        }
+    }
+
+    /// Returns the key that both processes prove to each other, if the endpoint is in a directory.
+    pub(crate) fn key(&self) -> Option<Key> {
+        let is_in_directory = self.bytes[PLACE] == DIRECTORY.to_le_bytes();
+        is_in_directory.then(|| Key::new(core::array::from_fn(|byte| self.bytes[NONCE.start + byte])))
     }
 
     /// Returns whether the address may be of this boot of this machine. An unknown boot id is 0.
@@ -261,7 +297,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn sample() -> LinkAddress {
-        LinkAddress::new([7; 16], 4711, [0xab; 16])
+        LinkAddress::new([7; 16], 4711, [0xab; 16], ABSTRACT)
     }
 
     #[test]
@@ -292,7 +328,8 @@ mod tests {
         assert_eq!(with(0, true), Err(AddressError::Magic));
         assert_eq!(with(4, true), Err(AddressError::Version { version: 3 }));
         assert_eq!(with(9, false), Err(AddressError::Checksum));
-        for at in [6, 30, 48, 59] {
+        assert_eq!(with(7, true), Err(AddressError::Field { field: "place" }));
+        for at in [30, 48, 59] {
             assert_eq!(with(at, true), Err(AddressError::Field { field: "reserved" }), "{at}");
         }
         for text in ["", "umf2.AAAA", "umfl2.", "umfl2.AAAA", &format!("umfl2.{}", "!".repeat(86))] {
@@ -309,6 +346,26 @@ mod tests {
         }
     }
 
+    #[test]
+    fn address_in_directory_does_not_show_its_key() {
+        let settings =
+            |allow| LinkSettings { directory: Some("/d".into()), allow, ..LinkSettings::default() };
+        let unique = LinkAddress::unique(&settings(Allow::Handle)).unwrap();
+        let named = Allow::ALL.map(|allow| LinkAddress::of_name_by(&settings(allow), "one").unwrap());
+        for address in named.into_iter().chain([unique]) {
+            let key = HEXLOWER.encode(address.key().unwrap().as_bytes());
+            let shown = format!("{address:?}");
+            assert!(shown.contains(&address.socket()) && !shown.contains(&key), "{shown}");
+            assert!(address.socket().starts_with(&directory_prefix()));
+            assert_eq!(address.to_string().parse(), Ok(address));
+        }
+        assert!(named[0] != named[1] && named[1] == named[2]);
+        let other = LinkAddress::of_name_by(&settings(Allow::Handle), "other").unwrap();
+        assert_ne!(other.socket(), named[2].socket());
+        let without = LinkAddress::of_name_by(&LinkSettings::default(), "one");
+        assert_eq!((without.unwrap(), sample().key()), (LinkAddress::of_name("one").unwrap(), None));
+    }
+
     proptest! {
         #[test]
         fn decoding_never_panics(bytes in prop::collection::vec(any::<u8>(), 0..100), is_summed in any::<bool>()) {
@@ -320,7 +377,7 @@ mod tests {
                 }
             }
             if let Ok(address) = LinkAddress::from_bytes(&bytes) {
-                prop_assert!(address.socket().starts_with(SOCKET));
+                prop_assert!(address.key().is_some() || address.socket().starts_with(SOCKET));
                 prop_assert_eq!(address.to_string().parse(), Ok(address));
             }
         }

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use umf_ipc::Importer;
 use umf_os::process::random;
+use umf_os::socket::so_peerpidfd;
 use umf_sync::failpoint;
 
 use crate::engines::Engines;
@@ -45,8 +46,42 @@ pub(crate) struct InboxShared {
 #[derive(Clone, Debug)]
 pub(crate) struct Accessor {
     lane: Arc<PeerLane>,
-    pid: i32,
+    peer: Arc<PeerProcess>,
     channel: Weak<Channel>,
+}
+
+/// The process at the other end of a link's socket.
+#[derive(Debug)]
+pub(crate) struct PeerProcess {
+    /// Its pid in this pid namespace; 0 if the namespace does not show it.
+    pub pid: i32,
+    /// The kernel closes it when this process ends, which the peer sees. A forked child therefore
+    /// closes its copy.
+    socket: CloseOnFork,
+    /// Only for a process without a pid here, and from Linux 6.5.
+    pidfd: Option<CloseOnFork>,
+}
+
+impl PeerProcess {
+    pub(crate) fn new(socket: OwnedFd, pid: i32) -> Result<Self> {
+        let pidfd = if pid > 0 { None } else { so_peerpidfd(socket.as_fd()).ok() };
+        Self::with(socket, pid, pidfd)
+    }
+
+    fn with(socket: OwnedFd, pid: i32, pidfd: Option<OwnedFd>) -> Result<Self> {
+        let failed = Error::system("fstat of the socket of a link");
+        let socket = CloseOnFork::new(socket).map_err(&failed)?;
+        let pidfd = pidfd.map(CloseOnFork::new).transpose().map_err(failed)?;
+        Ok(Self { pid, socket, pidfd })
+    }
+
+    /// Returns whether the process has ended, as far as the kernel knows, or has closed its end. A
+    /// child that it made by a raw clone may keep its socket open. Then only the pid or the pidfd
+    /// shows its end.
+    fn has_ended(&self) -> bool {
+        let is_reaped = || self.pidfd.as_ref().is_some_and(|pidfd| umf_os::process::has_ended(pidfd.as_fd()));
+        sys::has_hung_up(self.socket.as_fd()) || sys::has_ended(self.pid) || is_reaped()
+    }
 }
 
 impl Accessor {
@@ -60,14 +95,14 @@ impl Accessor {
         match self.channel.upgrade() {
             // A peer that has closed the link makes no call on it.
             Some(channel) => channel.check_alive().is_ok(),
-            None => !sys::has_ended(self.pid),
+            None => !self.peer.has_ended(),
         }
     }
 
     fn is_needed(&self) -> bool {
         let is_inside = || self.lane.word(layout::INSIDE).load(Ordering::Relaxed) != 0;
         // A killed process never clears the word.
-        self.channel.strong_count() > 0 || is_inside() && !sys::has_ended(self.pid)
+        self.channel.strong_count() > 0 || is_inside() && !self.peer.has_ended()
     }
 }
 
@@ -112,8 +147,8 @@ impl InboxShared {
     fn add(&self, channel: &Arc<Channel>) {
         let mut accessors = self.accessors.lock().unwrap_or_else(PoisonError::into_inner);
         accessors.retain(Accessor::is_needed);
-        let (lane, pid) = (Arc::clone(&channel.peer_lane), channel.pid);
-        accessors.push(Accessor { lane, pid, channel: Arc::downgrade(channel) });
+        let (lane, peer) = (Arc::clone(&channel.peer_lane), Arc::clone(&channel.peer));
+        accessors.push(Accessor { lane, peer, channel: Arc::downgrade(channel) });
     }
 
     pub(crate) fn is_own_process(&self) -> bool {
@@ -165,9 +200,8 @@ pub(crate) struct Channel {
     /// The latest of the peer's requests to be woken by the socket that was served.
     answered_arms: AtomicU64,
     state: AtomicU8,
-    /// The kernel closes it when this process ends, which the peer sees. A forked child therefore
-    /// closes its copy.
-    socket: CloseOnFork,
+    /// Shared with [`Accessor`]: the socket stays open while the peer copies in a range.
+    peer: Arc<PeerProcess>,
 }
 
 impl Channel {
@@ -175,10 +209,9 @@ impl Channel {
         shared: &Arc<InboxShared>,
         own_lane: OwnLane,
         files: PeerFiles,
-        socket: OwnedFd,
-        (pid, base): (i32, u64),
+        (peer, base): (PeerProcess, u64),
     ) -> Result<Arc<Self>> {
-        let socket = CloseOnFork::new(socket).map_err(Error::system("fstat of the socket of a link"))?;
+        let pid = peer.pid;
         let engines = Engines::probe(&own_lane, (pid, base), &shared.settings, shared.importer.is_some());
         tracing::debug!(pid, %engines, "link established");
         let channel = Arc::new(Self {
@@ -195,7 +228,7 @@ impl Channel {
             peer_bell: files.bell,
             answered_arms: AtomicU64::new(0),
             state: AtomicU8::new(ALIVE),
-            socket,
+            peer: Arc::new(peer),
         });
         shared.add(&channel);
         failpoint!("link.made");
@@ -207,7 +240,7 @@ impl Channel {
     }
 
     pub(crate) fn socket(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
+        self.peer.socket.as_fd()
     }
 
     pub(crate) const fn misbehaved(&self, what: &'static str) -> Error {
@@ -373,13 +406,10 @@ impl Channel {
     /// Asks the kernel whether the peer is alive. Stores an end for [`Channel::check_known`].
     pub(crate) fn check_alive(&self) -> Result<()> {
         self.check_known()?;
-        // A child that the peer made by a raw clone may keep the socket open, so the pid is checked
-        // too.
-        let is_gone = || sys::has_hung_up(self.socket()) || sys::has_ended(self.pid);
         // The peer sets the word before it closes the socket.
         let end = if self.has_closed() {
             CLOSED
-        } else if is_gone() {
+        } else if self.peer.has_ended() {
             GONE
         } else {
             return Ok(());
@@ -475,6 +505,12 @@ mod tests {
     use super::*;
     use crate::shared_files::OwnLane;
 
+    fn socket_pair() -> (OwnedFd, OwnedFd) {
+        use rustix::net::{AddressFamily, SocketFlags, SocketType};
+        rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+            .unwrap()
+    }
+
     #[test]
     fn lane_of_peer_killed_in_range_is_released() {
         let (own, fd) = OwnLane::create(1).unwrap();
@@ -482,11 +518,63 @@ mod tests {
         let mut child = std::process::Command::new("true").spawn().unwrap();
         let dead = child.id().cast_signed();
         child.wait().unwrap();
-        for (pid, is_needed) in [(std::process::id().cast_signed(), true), (dead, false)] {
+        // A peer without a pid here is known by its socket.
+        for (pid, is_open, is_needed) in [
+            (std::process::id().cast_signed(), true, true),
+            (dead, true, false),
+            (0, true, true),
+            (0, false, false),
+        ] {
             let lane = Arc::new(PeerLane::adopt(&fd, 1).unwrap().unwrap());
-            let accessor = Accessor { lane, pid, channel: Weak::new() };
+            let (socket, other) = socket_pair();
+            let other = is_open.then_some(other);
+            let peer = Arc::new(PeerProcess::with(socket, pid, None).unwrap());
+            let accessor = Accessor { lane, peer, channel: Weak::new() };
             assert!(accessor.is_inside(4));
-            assert_eq!(accessor.is_needed(), is_needed);
+            assert_eq!(accessor.is_needed(), is_needed, "{pid} {is_open}");
+            drop(other);
+        }
+    }
+
+    /// The end of a process without a pid here is seen by the pidfd of the socket, also if a child keeps
+    /// the socket open, and without a pidfd by the end of the connection.
+    #[test]
+    fn end_of_peer_without_pid_is_seen_with_and_without_pidfd() {
+        let (socket, other) = socket_pair();
+        let (mut pids, sent) =
+            rustix::pipe::pipe().map(|(read, write)| (std::fs::File::from(read), write)).unwrap();
+        // SAFETY: both processes make only system calls, and are killed.
+        let child = unsafe { libc::fork() };
+        assert!(child >= 0);
+        if child == 0 {
+            // SAFETY: a raw clone, which runs no fork handlers, so that the grandchild keeps the socket.
+            let grandchild = unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) };
+            if grandchild > 0 {
+                let _ = rustix::io::write(&sent, &(grandchild as i32).to_ne_bytes());
+            }
+            loop {
+                // SAFETY: waits to be killed.
+                unsafe { libc::pause() };
+            }
+        }
+        drop((other, sent));
+        let mut grandchild = [0; 4];
+        std::io::Read::read_exact(&mut pids, &mut grandchild).unwrap();
+        let grandchild = i32::from_ne_bytes(grandchild);
+        let pid = rustix::process::Pid::from_raw(child).unwrap();
+        let pidfd = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).unwrap();
+        let with = PeerProcess::with(socket.try_clone().unwrap(), 0, Some(pidfd)).unwrap();
+        let without = PeerProcess::with(socket, 0, None).unwrap();
+        assert!(!with.has_ended() && !without.has_ended());
+        // SAFETY: a child of this test, which was not reaped.
+        unsafe { libc::kill(child, libc::SIGKILL) };
+        // SAFETY: as above; no status is written.
+        assert_eq!(unsafe { libc::waitpid(child, core::ptr::null_mut(), 0) }, child);
+        assert!(with.has_ended() && !without.has_ended());
+        // SAFETY: a process of this test, which no process reaps before its end.
+        unsafe { libc::kill(grandchild, libc::SIGKILL) };
+        while !without.has_ended() {
+            std::thread::yield_now();
         }
     }
 }

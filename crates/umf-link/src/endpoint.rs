@@ -15,13 +15,12 @@ use rustix::net::SocketFlags;
 use umf_ipc::Importer;
 use umf_ipc::fd_socket::Deadline;
 use umf_os::process::random;
-use umf_os::socket::{PeerTrust, peer, peer_trust};
 use umf_sync::{failpoint, fork};
 
-use crate::channel::{Channel, InboxFds, InboxShared, PeerFiles};
+use crate::channel::{Channel, InboxFds, InboxShared, PeerFiles, PeerProcess};
+use crate::contact::{self, Listener};
 use crate::settings::check_interrupt;
 use crate::shared_files::{Bell, OwnLane, PeerCatalog, PeerLane};
-use crate::sys::CloseOnFork;
 use crate::{Error, Link, LinkAddress, LinkSettings, Result, sys};
 
 /// Bytes of a packet.
@@ -141,16 +140,25 @@ impl LinkBuilder {
     /// # Errors
     /// [`Error::System`]: no descriptors are left.
     pub fn bind(&self) -> Result<Endpoint> {
-        Endpoint::listen(self.clone(), LinkAddress::unique()?)
+        Endpoint::listen(self.clone(), LinkAddress::unique(&self.settings)?)
     }
 
-    /// Makes an endpoint with a name, by which processes of this user find it
-    /// ([`LinkAddress::of_name`]).
+    /// Returns the address of the endpoint that has this name, if [`LinkSettings::directory`] and
+    /// [`LinkSettings::allow`] are the same in the process that made it. A name has 1 to 64 letters,
+    /// digits and `._:/+=@-`.
+    ///
+    /// # Errors
+    /// [`Error::BadName`].
+    pub fn address_of(&self, name: &str) -> Result<LinkAddress> {
+        LinkAddress::of_name_by(&self.settings, name)
+    }
+
+    /// Makes an endpoint with a name, by which other processes find it ([`LinkBuilder::address_of`]).
     ///
     /// # Errors
     /// [`Error::BadName`], [`Error::NameTaken`]; as [`LinkBuilder::bind`].
     pub fn named(&self, name: &str) -> Result<Endpoint> {
-        let listened = Endpoint::listen(self.clone(), LinkAddress::of_name(name)?);
+        let listened = Endpoint::listen(self.clone(), self.address_of(name)?);
         listened.map_err(|error| match error {
             Error::NameTaken { .. } => Error::NameTaken { name: name.to_owned() },
             error => error,
@@ -160,8 +168,8 @@ impl LinkBuilder {
     /// Connects to an endpoint. `None` waits without a timeout.
     ///
     /// # Errors
-    /// [`Error::OtherMachine`], [`Error::NotListening`], [`Error::OtherUser`]; [`Error::TimedOut`]
-    /// if the connection is not accepted; [`Error::System`]: no descriptors or no shared memory are
+    /// [`Error::OtherMachine`], [`Error::OtherPlace`], [`Error::NotListening`], [`Error::OtherUser`],
+    /// [`Error::NotPermitted`], [`Error::NotProven`], [`Error::Directory`]; [`Error::TimedOut`] if the connection is not accepted; [`Error::System`]: no descriptors or no shared memory are
     /// left. Nothing stays open after an error.
     pub fn connect(&self, address: &LinkAddress, timeout: Option<Duration>) -> Result<Link> {
         let (shared, fds) = InboxShared::create(self.settings.clone(), self.importer, None)?;
@@ -195,17 +203,16 @@ pub(crate) fn connect(
     }
     let deadline = Deadline::after(timeout.unwrap_or(Duration::MAX));
     let interrupt = shared.settings.interrupt;
-    let absent = || Error::NotListening { name: address.socket(), pid: address.pid() };
+    let directory = shared.settings.directory.clone();
+    let absent =
+        || Error::NotListening { name: address.socket(), pid: address.pid(), directory: directory.clone() };
     let failed = |errno| match errno {
         Errno::TIMEDOUT => timed_out("accepting the connection", timeout),
         Errno::INTR => Error::Interrupted,
-        Errno::CONNRESET | Errno::PIPE | Errno::CONNREFUSED => absent(),
+        Errno::CONNRESET | Errno::PIPE | Errno::CONNREFUSED | Errno::NOENT => absent(),
         errno => Error::system("connect")(errno),
     };
-    let socket = sys::new_socket().map_err(Error::system("socket"))?;
-    sys::connect(&socket, address.socket().as_bytes(), deadline, interrupt).map_err(failed)?;
-    failpoint!("link.connected");
-    let pid = trusted_pid(&socket)?;
+    let (socket, pid) = contact::connect(address, &shared.settings, deadline, &failed)?;
     let nonce = u128::from_le_bytes(random().map_err(Error::system("getrandom"))?);
     let (lane, fd) = create_lane(nonce)?;
     failpoint!("link.lane_made");
@@ -214,13 +221,16 @@ pub(crate) fn connect(
     let mut bytes = [0; PACKET_SIZE + 1];
     let (length, received) = sys::receive(&socket, &mut bytes, deadline, interrupt).map_err(failed)?;
     let bytes = &bytes[..length];
+    if let Some(rule) = contact::refusing_rule(bytes) {
+        return Err(Error::NotPermitted { pid, rule });
+    }
     if let Some(refused) = Packet::decode(bytes, Kind::Refused) {
         return Ok(Err(refused.words));
     }
     let welcome = Packet::decode(bytes, Kind::Welcome).filter(|packet| packet.lane == nonce);
     let welcome = welcome.ok_or(not_an_endpoint(pid))?;
     let files = map_peer_files(&received, &welcome)?.ok_or(not_an_endpoint(pid))?;
-    let channel = Channel::new(shared, lane, files, socket, (pid, welcome.base))?;
+    let channel = Channel::new(shared, lane, files, (PeerProcess::new(socket, pid)?, welcome.base))?;
     if words != [0; 4] {
         let agreed = Packet { lane: nonce, catalog: 0, base: 0, words: [0; 4] }.encode(Kind::Agreed);
         sys::send(channel.socket(), &agreed, &[]).map_err(failed)?;
@@ -257,17 +267,6 @@ fn map_peer_files(fds: &[OwnedFd], packet: &Packet) -> Result<Option<PeerFiles>>
     Ok(files.map(|((lane, catalog), bell)| PeerFiles { lane, catalog, bell, nonce }))
 }
 
-/// Returns the pid of the process at the other end of a socket.
-///
-/// # Errors
-/// [`Error::OtherUser`] unless the process belongs to this user or to root.
-fn trusted_pid(socket: &OwnedFd) -> Result<i32> {
-    let failed = Error::system("getsockopt");
-    let is_trusted = peer_trust(socket.as_fd()).map_err(&failed)? == PeerTrust::Trusted;
-    let (uid, pid) = peer(socket.as_fd()).map_err(&failed)?;
-    if is_trusted { Ok(pid) } else { Err(Error::OtherUser { pid, uid, own_uid: sys::effective_uid() }) }
-}
-
 /// A connected process to which the answer is still to be sent.
 #[derive(Debug)]
 pub(crate) struct PendingConnection {
@@ -287,7 +286,7 @@ impl PendingConnection {
         };
         let (lane, fd) = create_lane(hello.lane)?;
         // Before the answer: an error afterwards would end a link that the peer has established.
-        let channel = Channel::new(shared, lane, files, socket, (pid, hello.base))?;
+        let channel = Channel::new(shared, lane, files, (PeerProcess::new(socket, pid)?, hello.base))?;
         failpoint!("link.answering");
         if send_files(channel.socket(), &channel.own_lane, &fd, (shared, fds), (Kind::Welcome, [0; 4]))
             .is_err()
@@ -315,14 +314,15 @@ pub(crate) fn has_agreed(channel: &Channel) -> bool {
     packet.is_some_and(|packet| packet.lane == channel.own_lane.nonce())
 }
 
-/// A listening socket, to which other processes of this user connect. The kernel removes it when
-/// the endpoint is dropped or the process ends.
+/// A listening socket, to which other processes of this user connect, or those that
+/// [`LinkSettings::allow`] permits. The kernel removes it when the endpoint is dropped or the process
+/// ends. In a directory, the next process that listens there removes what a killed process has left.
 ///
 /// Links outlive the endpoint. Several threads may use it at the same time.
 #[derive(Debug)]
 pub struct Endpoint {
     builder: LinkBuilder,
-    listener: CloseOnFork,
+    listener: Listener,
     address: LinkAddress,
     /// The process that made it, as [`fork::generation`] counts.
     process: u32,
@@ -331,15 +331,8 @@ pub struct Endpoint {
 
 impl Endpoint {
     pub(crate) fn listen(builder: LinkBuilder, address: LinkAddress) -> Result<Self> {
-        let socket = sys::new_socket().map_err(Error::system("socket"))?;
-        sys::listen(&socket, address.socket().as_bytes()).map_err(|errno| match errno {
-            Errno::ADDRINUSE => Error::NameTaken { name: address.socket() },
-            errno => Error::system("bind")(errno),
-        })?;
+        let listener = Listener::bind(&address, &builder.settings)?;
         failpoint!("link.listening");
-        // Non-blocking, so that `accept` does not block if the connection was closed after `poll`.
-        rustix::io::ioctl_fionbio(&socket, true).map_err(Error::system("ioctl"))?;
-        let listener = CloseOnFork::new(socket).map_err(Error::system("fstat of a socket"))?;
         let (process, is_closed) = (fork::generation(), AtomicBool::new(false));
         Ok(Self { builder, listener, address, process, is_closed })
     }
@@ -347,7 +340,7 @@ impl Endpoint {
     /// Ends present and future waits for connections ([`Error::TimedOut`]).
     pub(crate) fn close(&self) {
         self.is_closed.store(true, Ordering::Release);
-        let _ = rustix::net::shutdown(self.listener.as_fd(), rustix::net::Shutdown::Both);
+        let _ = rustix::net::shutdown(self.listener.socket().as_fd(), rustix::net::Shutdown::Both);
     }
 
     /// Returns the address for processes that connect.
@@ -401,7 +394,7 @@ impl Endpoint {
                 return Err(timed_out("a connection", timeout));
             }
             let remaining = end.map(|end| end.saturating_duration_since(Instant::now()));
-            match rustix::net::accept_with(self.listener.as_fd(), SocketFlags::CLOEXEC) {
+            match rustix::net::accept_with(self.listener.socket().as_fd(), SocketFlags::CLOEXEC) {
                 Ok(socket) => {
                     failpoint!("link.accepted");
                     if let Some(pending) = self.receive_hello(socket, remaining)? {
@@ -414,7 +407,7 @@ impl Endpoint {
                     }
                     check_interrupt(interrupt)?;
                     let most = sys::slice(remaining, interrupt);
-                    sys::is_ready(self.listener.as_fd(), PollFlags::IN, most)
+                    sys::is_ready(self.listener.socket().as_fd(), PollFlags::IN, most)
                         .map_err(Error::system("poll"))?;
                 }
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
@@ -424,33 +417,24 @@ impl Endpoint {
     }
 
     /// Receives the hello of a connected process. Returns `None` and closes the connection if the
-    /// process belongs to another user, or sends no hello in time.
+    /// process is not permitted, or sends no hello in time.
     fn receive_hello(
         &self,
         socket: OwnedFd,
         remaining: Option<Duration>,
     ) -> Result<Option<PendingConnection>> {
-        let pid = match trusted_pid(&socket) {
-            Ok(pid) => pid,
-            Err(error) => {
-                tracing::warn!(%error, "a connection was refused");
-                return Ok(None);
-            }
-        };
         let handshake = self.builder.settings.handshake;
         let wait =
             remaining.map_or(handshake, |remaining| remaining.max(Duration::from_millis(1)).min(handshake));
-        let mut bytes = [0; PACKET_SIZE + 1];
-        let why = match sys::receive(&socket, &mut bytes, Deadline::after(wait), None) {
-            Ok((length, fds)) => match Packet::decode(&bytes[..length], Kind::Hello) {
-                Some(hello) => return Ok(Some(PendingConnection { pid, hello, socket, fds })),
-                None => "its first packet is no hello".to_owned(),
-            },
-            Err(errno @ (Errno::MFILE | Errno::NFILE)) => return Err(Error::system("recvmsg")(errno)),
-            Err(errno) => errno.to_string(),
-        };
-        tracing::warn!(pid, %why, "a connection was dropped");
-        Ok(None)
+        let rule = self.builder.settings.rule();
+        match contact::receive_hello(&socket, &self.address, rule, Deadline::after(wait)) {
+            Ok((pid, hello, fds)) => Ok(Some(PendingConnection { pid, hello, socket, fds })),
+            Err(error @ Error::System { errno: Errno::MFILE | Errno::NFILE, .. }) => Err(error),
+            Err(error) => {
+                tracing::warn!(%error, "a connection was refused");
+                Ok(None)
+            }
+        }
     }
 }
 

@@ -1,6 +1,10 @@
 //! [`Error`]: the errors of links and communicators. Each text says what failed, why, and what to do.
 
+use std::path::{Path, PathBuf};
+
 use rustix::io::Errno;
+use umf_ipc::Allow;
+use umf_ipc::rendezvous::DirectoryError;
 
 use crate::{AddressError, Element, Engine, KeyError, Operation};
 
@@ -22,15 +26,51 @@ pub enum Error {
     OtherMachine,
     /// No process listens at the address.
     #[error(
-        "no process listens at {name:?}: process {pid} has ended, dropped its endpoint or is in another network namespace; \
-         get its new address"
+        "no process listens at {name:?} ({place}): process {pid} has ended, dropped its endpoint or finds others elsewhere; get \
+         its new address, or set UMF_IPC_DIR in both processes to a directory that both have mounted",
+        place = place(directory.as_deref())
     )]
     NotListening {
-        /// The abstract socket.
+        /// The abstract socket, or the socket in the directory.
         name: String,
         /// The process that made the address, 0 for a name.
         pid: u32,
+        /// [`crate::LinkSettings::directory`].
+        directory: Option<PathBuf>,
     },
+    /// One process has its sockets in a directory, and the other does not.
+    #[error(
+        "cannot connect: of the endpoint and this process, one is in a directory and the other is not (here: {place}); set \
+         UMF_IPC_DIR in both to the directory that both have mounted, or in none",
+        place = place(directory.as_deref())
+    )]
+    OtherPlace {
+        /// [`crate::LinkSettings::directory`] of this process.
+        directory: Option<PathBuf>,
+    },
+    /// The rule of one process does not permit the other.
+    #[error(
+        "cannot link with process {pid}: the rule ipc.allow = \"{rule}\" of one process refuses the other; run both as one \
+         user (same-user) or with one group (group), or set UMF_IPC_ALLOW=handle for both"
+    )]
+    NotPermitted {
+        /// Its pid; 0 where this pid namespace does not show it.
+        pid: i32,
+        /// The rule.
+        rule: Allow,
+    },
+    /// The process that listens does not have the key of the address.
+    #[error(
+        "cannot connect to {name:?}: the process that listens there did not prove the key of the address, so that it has \
+         taken the name of another process; end it, and get a new address"
+    )]
+    NotProven {
+        /// The socket in the directory.
+        name: String,
+    },
+    /// The directory of the sockets cannot be used.
+    #[error(transparent)]
+    Directory(#[from] DirectoryError),
     /// The name cannot be the name of an endpoint or a job.
     #[error(
         "cannot use the name {name:?} for an endpoint or a job: {why}; use letters and digits of ASCII and . _ : / + = @ -"
@@ -346,6 +386,14 @@ pub enum Error {
         /// What to do, beginning with "; ", or nothing.
         hint: &'static str,
     },
+}
+
+/// Returns where this process finds others.
+fn place(directory: Option<&Path>) -> String {
+    directory.map_or_else(
+        || "abstract sockets of this network namespace, no directory is set".to_owned(),
+        |path| format!("in the directory {}", path.display()),
+    )
 }
 
 impl Error {

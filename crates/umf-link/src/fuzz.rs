@@ -9,7 +9,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use umf_core::View;
 use umf_ipc::Importer;
 
-use crate::channel::{Channel, InboxShared, PeerFiles};
+use crate::channel::{Channel, InboxShared, PeerFiles, PeerProcess};
 use crate::endpoint::{Kind, Packet};
 use crate::layout::{self, CATALOG, FIRST, FIRST_PAYLOAD, LANE, NEXT, NEXT_PAYLOAD, Ring, slots};
 use crate::offer::{BLOCK, BlockRecord, GROWN, OFFER, Offer, REQUEST};
@@ -263,7 +263,8 @@ fn drive(
     (settings.timeout, settings.max_unexpected) = (Some(Duration::ZERO), 1 << 16);
     settings.engine = Engine::ALL.get(usize::from(choice >> 1)).copied();
     let (shared, _fds) = InboxShared::create(settings, (choice & 1 == 0).then_some(importer), None).ok()?;
-    let channel = Channel::new(&shared, OwnLane::create(7).ok()?.0, files, socket, (0, 0)).ok()?;
+    let peer = PeerProcess::new(socket, 0).ok()?;
+    let channel = Channel::new(&shared, OwnLane::create(7).ok()?.0, files, (peer, 0)).ok()?;
     let mut link = Link::new(Arc::clone(&channel));
     // One poll before a timeout, instead of thousands.
     link.inbox.is_oversubscribed = true;

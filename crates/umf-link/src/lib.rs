@@ -7,7 +7,7 @@
 //!
 //! ```text
 //! link       inbox  queue  wait     calls; progress on all lanes; tag queue; spin, yield, sleep
-//! endpoint   address                listening, connecting, the handshake
+//! endpoint   address contact        listening, connecting, the handshake; abstract or in a directory
 //! layout     shared_files channel   the shared memory: lanes, catalogs, bells
 //! protocol   ring                   lock-free protocols; records in a lane
 //! send       outgoing offer handles sending, offers and backlog, handing over; handle table
@@ -31,6 +31,7 @@ mod buffer;
 mod channel;
 #[cfg(feature = "comm")]
 mod comm;
+mod contact;
 mod endpoint;
 mod engines;
 mod error;

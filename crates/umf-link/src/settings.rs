@@ -1,8 +1,11 @@
 //! [`LinkSettings`]: the settings of a link. [`Engine`]: the mechanisms that carry messages.
 
 use core::time::Duration;
+use std::path::PathBuf;
 
 use umf_core::settings::{Auto, ByteSize, Microseconds, Milliseconds};
+use umf_ipc::Allow;
+use umf_ipc::rendezvous::Directory;
 
 use crate::layout::MAX_INLINE;
 use crate::{Error, Result, sys};
@@ -62,10 +65,28 @@ umf_core::settings! {
         /// call ends with [`Error::Interrupted`](crate::Error::Interrupted). For the signals of an
         /// interpreter. Default: none.
         pub interrupt: Option<fn() -> bool> = None;
+        /// The directory in which endpoints and ranks have their sockets, for processes without a
+        /// common network namespace. All processes set it, each to its own path of the same
+        /// directory. Default: none. Then the sockets are abstract.
+        pub directory: Option<PathBuf> = None;
+        /// Which processes may be peers. Other rules than [`Allow::SameUser`] need a directory. By
+        /// [`Allow::Handle`] an address is the secret, and the name of a named endpoint or a job.
+        /// Default: [`Allow::SameUser`].
+        pub allow: Allow = Allow::SameUser;
     }
 }
 
 impl LinkSettings {
+    /// Returns the directory of sockets; `None`: they are abstract.
+    pub(crate) fn place(&self) -> Option<Directory> {
+        self.directory.as_ref().map(Directory::new)
+    }
+
+    /// Returns which processes may be peers. The names of abstract sockets are those of one user.
+    pub(crate) fn rule(&self) -> Allow {
+        if self.directory.is_some() { self.allow } else { Allow::SameUser }
+    }
+
     /// Returns the longest message that is sent in a ring.
     #[inline(always)]
     pub(crate) fn inline_max(&self) -> usize {

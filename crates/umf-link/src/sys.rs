@@ -50,7 +50,7 @@ pub(crate) fn is_free(name: &[u8]) -> Result<bool> {
 
 /// Returns the time until a call has to check the deadline, or `interrupt`. Fails with `EINTR` if
 /// `interrupt` ends the call.
-fn next_slice(deadline: Deadline, interrupt: Option<fn() -> bool>) -> Result<Option<Duration>> {
+pub(crate) fn next_slice(deadline: Deadline, interrupt: Option<fn() -> bool>) -> Result<Option<Duration>> {
     let left = deadline.left()?;
     check_interrupt(interrupt).map_err(|_| Errno::INTR)?;
     Ok(slice(left, interrupt))

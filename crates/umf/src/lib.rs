@@ -62,6 +62,8 @@ mod assembly;
 mod block;
 #[cfg(feature = "slab")]
 mod builder;
+#[cfg(feature = "domain")]
+pub mod domain;
 mod error;
 #[cfg(all(feature = "host", feature = "slab"))]
 mod global;
@@ -124,9 +126,9 @@ pub mod registry {
 pub mod ipc {
     #[doc(inline)]
     pub use umf_ipc::{
-        BootId, CacheStatistics, DecodeError, Error, Exchange, Export, Exporter, ExporterSettings,
+        Allow, BootId, CacheStatistics, DecodeError, Error, Exchange, Export, Exporter, ExporterSettings,
         FailedAttempt, HANDLE_SIZE, Handle, Importer, ImporterBuilder, ImporterSettings, LimitPolicy,
-        Mapping, Mode, Nonce, Ptracer, Result, fd_socket, inspect, transit,
+        Mapping, Mode, Nonce, Ptracer, Result, fd_socket, inspect, rendezvous, transit,
     };
 }
 
@@ -203,15 +205,6 @@ pub mod plugin {
     pub use umf_provider_plugin::{
         DEFAULT_KIND, DEFAULT_SYMBOL, FdImport, PluginError, PluginImport, PluginLoader, PluginProvider,
         ProviderInfo, TableError, load, table,
-    };
-}
-
-/// Regions that belong to a named set of processes and outlive their creator.
-#[cfg(feature = "domain")]
-pub mod domain {
-    #[doc(inline)]
-    pub use umf_domain::{
-        Domain, DomainSettings, Error, Object, ObjectId, ObjectInfo, ParseObjectIdError, Result,
     };
 }
 

@@ -29,8 +29,8 @@
 //! }
 //! ```
 //!
-//! [`builder`] starts with the settings of this process (`[link]` in `umf.toml`, `UMF_LINK_*`) and
-//! its importer. Change it as needed, and bind, connect or join with it. `docs/link.md` has the
+//! [`builder`] starts with the settings of this process (`[link]` in `umf.toml`, `UMF_LINK_*`; the
+//! directory and the permitted processes of `[ipc]`) and its importer. Change it as needed, and bind, connect or join with it. `docs/link.md` has the
 //! guarantees.
 
 use std::time::Duration;
@@ -55,9 +55,10 @@ use crate::{Result, importer};
 /// As [`importer()`].
 pub fn link_settings() -> Result<LinkSettings> {
     #[cfg(feature = "config")]
-    let settings = crate::settings()?.link.clone();
+    let mut settings = crate::settings()?.link.clone();
     #[cfg(not(feature = "config"))]
-    let settings = LinkSettings::default();
+    let mut settings = LinkSettings::default();
+    (settings.directory, settings.allow) = crate::process::rendezvous()?;
     Ok(settings)
 }
 

@@ -1,11 +1,15 @@
 //! The singletons of a process: settings, exporter and importer, created on first use.
 
+#[cfg(any(feature = "domain", feature = "link"))]
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 #[cfg(feature = "config")]
 use umf_config::{Loader, Warning};
 use umf_core::{Access, Import};
+#[cfg(any(feature = "domain", feature = "link"))]
+use umf_ipc::Allow;
 use umf_ipc::{Exporter, ExporterSettings, Handle, Importer, ImporterSettings, Mapping};
 use umf_sync::{Lock, fork};
 
@@ -18,6 +22,9 @@ use crate::{Error, registry};
 struct Process {
     #[cfg(feature = "config")]
     settings: Settings,
+    /// The directory in which processes find each other, if one is in force.
+    #[cfg(all(feature = "config", any(feature = "domain", feature = "link")))]
+    directory: Option<PathBuf>,
     exporter: Exporter,
     importer: Importer,
 }
@@ -145,7 +152,7 @@ fn create(loader: Loader) -> Result<Process> {
     exporter.limit = ipc.limit;
     let mut importer = ImporterSettings::default();
     importer.exchange = ipc.exchange.clone();
-    importer.directory = directory;
+    importer.directory = directory.clone();
     importer.allow = ipc.allow;
     importer.max_opened_handles = ipc.max_opened_handles;
     importer.max_opened_bytes = ipc.max_opened_bytes;
@@ -169,7 +176,13 @@ fn create(loader: Loader) -> Result<Process> {
             builder = builder.import(import);
         }
     }
-    Ok(Process { exporter: Exporter::new(exporter)?, importer: builder.build()?, settings })
+    Ok(Process {
+        exporter: Exporter::new(exporter)?,
+        importer: builder.build()?,
+        settings,
+        #[cfg(any(feature = "domain", feature = "link"))]
+        directory,
+    })
 }
 
 /// Creates the singletons with default settings.
@@ -188,6 +201,20 @@ fn create() -> Result<Process> {
 #[cfg(feature = "config")]
 pub fn settings() -> Result<&'static Settings> {
     Ok(&process()?.settings)
+}
+
+/// Returns the directory in which the processes of domains and links find each other, and which
+/// processes are permitted.
+///
+/// # Errors
+/// As [`importer()`].
+#[cfg(any(feature = "domain", feature = "link"))]
+pub(crate) fn rendezvous() -> Result<(Option<PathBuf>, Allow)> {
+    #[cfg(feature = "config")]
+    let found = process().map(|process| (process.directory.clone(), process.settings.ipc.allow));
+    #[cfg(not(feature = "config"))]
+    let found = Ok((None, Allow::SameUser));
+    found
 }
 
 /// Returns the warnings about the settings of this process.

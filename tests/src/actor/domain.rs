@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use umf::View;
-use umf::domain::{Domain, DomainSettings, Error, Object, ObjectId};
+use umf::domain::{Domain, DomainSettings, Error, Object, ObjectId, domain_settings};
 
 use crate::memory::{fill, holds};
 use crate::stress::next;
@@ -22,14 +22,16 @@ pub(crate) struct Domains {
 
 pub(crate) fn execute(all: &mut Domains, command: &str, words: &[&str]) -> Option<Answer> {
     Some(match (command, words) {
-        ("join", [name]) => join(all, name, DomainSettings::default()),
+        ("join", [name]) => {
+            domain_settings().map_err(Failure::from).and_then(|settings| join(all, name, settings))
+        }
         ("join", [name, milliseconds]) => milliseconds.parse().map_err(Failure::from).and_then(|timeout| {
-            let mut settings = DomainSettings::default();
+            let mut settings = domain_settings()?;
             settings.timeout = Duration::from_millis(timeout);
             join(all, name, settings)
         }),
         ("join", [name, "max", objects]) => objects.parse().map_err(Failure::from).and_then(|objects| {
-            let mut settings = DomainSettings::default();
+            let mut settings = domain_settings()?;
             settings.max_objects = objects;
             join(all, name, settings)
         }),

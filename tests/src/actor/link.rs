@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use umf::Pool;
-use umf::link::{Endpoint, Engine, Error, Link, LinkAddress, Loan, Memory, Registration, TagMatch};
+use umf::link::{Endpoint, Engine, Error, Link, Loan, Memory, Registration, TagMatch};
 
 use crate::memory::{ActorState, content, holds};
 use crate::stress::next;
@@ -126,7 +126,7 @@ fn accept(all: &mut Links, endpoint: &str, ms: &str, name: &str) -> Answer {
 /// Connects to an address, or to `name:<name>`.
 fn connect(all: &mut Links, address: &str, ms: &str, name: &str) -> Answer {
     let address = match address.strip_prefix("name:") {
-        Some(public) => LinkAddress::of_name(public)?,
+        Some(public) => umf::link::builder()?.address_of(public)?,
         None => address.parse().map_err(|error| Failure::new("Address", error))?,
     };
     let link = umf::link::connect(&address, milliseconds(ms)?)?;

@@ -39,7 +39,8 @@ pub(crate) fn execute(actor: &mut ActorState, command: &str, words: &[&str]) -> 
         }
         ("exec", []) => exec(),
         ("rlimit", [which, value]) => rlimit(which, value),
-        ("setuid", [uid]) => set_uid(uid),
+        ("setuid", [uid]) => set_uid(uid, uid),
+        ("setuid", [uid, gid]) => set_uid(uid, gid),
         ("dumpable", [flag]) => dumpable(flag),
         ("replace-fd", [number, path]) => replace_fd(number, path),
         ("close-fd", [number]) => number.parse().map_err(Failure::from).and_then(|number: i32| {
@@ -55,6 +56,7 @@ pub(crate) fn execute(actor: &mut ActorState, command: &str, words: &[&str]) -> 
             Ok(String::new())
         }
         ("mount", [kind, target, options]) => mount(kind, target, options),
+        ("mount-bind", [source, target]) => mount_bind(source, target),
         ("sleep", [milliseconds]) => milliseconds.parse().map_err(Failure::from).map(|milliseconds| {
             std::thread::sleep(Duration::from_millis(milliseconds));
             String::new()
@@ -213,12 +215,12 @@ fn rlimit(which: &str, value: &str) -> Answer {
     Ok(String::new())
 }
 
-fn set_uid(uid: &str) -> Answer {
-    let uid: u32 = uid.parse()?;
+fn set_uid(uid: &str, gid: &str) -> Answer {
+    let (uid, gid): (u32, u32) = (uid.parse()?, gid.parse()?);
     // SAFETY: numbers only.
     check(unsafe { libc::setgroups(0, std::ptr::null()) })?;
     // SAFETY: numbers only.
-    check(unsafe { libc::setresgid(uid, uid, uid) })?;
+    check(unsafe { libc::setresgid(gid, gid, gid) })?;
     // SAFETY: numbers only.
     check(unsafe { libc::setresuid(uid, uid, uid) })
 }
@@ -320,6 +322,18 @@ fn bind(actor: &mut ActorState, name: &str) -> Answer {
     check(unsafe { libc::bind(socket, (&raw const address).cast(), length) })?;
     // SAFETY: numbers only.
     check(unsafe { libc::listen(socket, 8) })
+}
+
+/// Makes a folder appear at another path too.
+fn mount_bind(source: &str, target: &str) -> Answer {
+    let text = |text: &str| CString::new(text).unwrap();
+    let (source, target) = (text(source), text(target));
+    let none = std::ptr::null();
+    let private = libc::MS_REC | libc::MS_PRIVATE;
+    // SAFETY: C strings and numbers; only this process's mount namespace changes.
+    check(unsafe { libc::mount(none, c"/".as_ptr(), none, private, none.cast()) })?;
+    // SAFETY: C strings and numbers; only this process's mount namespace changes.
+    check(unsafe { libc::mount(source.as_ptr(), target.as_ptr(), none, libc::MS_BIND, none.cast()) })
 }
 
 fn mount(kind: &str, target: &str, options: &str) -> Answer {

@@ -5,10 +5,14 @@
 //! processes use these objects, and a third one is killed as it joins or later. In other rounds the
 //! victim is the first process of a new domain, which another process joins after the kill. Then
 //! the table of the domain must list the index and its registrants, and nothing else.
+//!
+//! A second campaign is of domains in a directory, of which no file must be left.
+
+use std::path::{Path, PathBuf};
 
 use super::Failpoint;
 use umf_tests::domain::{assert_nothing_left, name};
-use umf_tests::{Actor, Outcome, ProcessSnapshot, Rng, actor};
+use umf_tests::{Actor, Outcome, ProcessSnapshot, Rng, spawn};
 
 use super::plan;
 use super::tally::FailpointTally;
@@ -20,15 +24,39 @@ const TRIES: u64 = 12;
 /// Returns whether usually only the first process of a domain reaches a failpoint.
 fn is_reached_by_first_process(failpoint: Failpoint) -> bool {
     matches!(failpoint, "domain.table_file_made" | "domain.table_made" | "domain.table_grown")
+        || is_of_leftovers(failpoint)
 }
 
-fn member(domain: &str) -> Actor {
-    let mut actor = actor!();
+/// Returns whether a process reaches a failpoint if another one was killed before.
+fn is_of_leftovers(failpoint: Failpoint) -> bool {
+    matches!(failpoint, "directory.dead_locked" | "directory.leftover_removed")
+}
+
+/// Starts a process, which finds others in a directory if there is one.
+pub(super) fn process(directory: Option<&Path>) -> Actor {
+    match directory {
+        None => spawn!().start(),
+        Some(path) => spawn!().env("UMF_IPC_DIR", path.to_str().unwrap()).start(),
+    }
+}
+
+fn member(directory: Option<&Path>, domain: &str) -> Actor {
+    let mut actor = process(directory);
     actor.ok(&format!("join {domain} 9000"));
     actor
 }
 
+/// Checks that the next process removes what killed processes have left.
+pub(super) fn assert_emptied(directory: &Path) {
+    let mut next = member(Some(directory), &name("last"));
+    next.ok(&format!("leave {}", name("last")));
+    next.finish();
+    let files: Vec<_> = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).collect();
+    assert!(files.is_empty(), "{files:?}");
+}
+
 struct Rounds {
+    directory: Option<PathBuf>,
     domain: String,
     witness: Actor,
     index: String,
@@ -38,14 +66,32 @@ struct Rounds {
 
 /// Kills a process at each failpoint, `times` times.
 pub(crate) fn run(seed: u64, times: u64) -> FailpointTally {
-    let domain = name("kill");
-    let mut witness = member(&domain);
+    campaign(seed, times, None, plan::is_of_domains)
+}
+
+/// As [`run`], for domains in a directory.
+pub(crate) fn run_in_directory(seed: u64, times: u64) -> FailpointTally {
+    let folder = tempfile::tempdir().unwrap();
+    let tally = campaign(seed, times, Some(folder.path()), plan::is_of_domains_in_directory);
+    assert_emptied(folder.path());
+    tally
+}
+
+fn campaign(
+    seed: u64,
+    times: u64,
+    directory: Option<&Path>,
+    is_of_campaign: fn(Failpoint) -> bool,
+) -> FailpointTally {
+    let domain = name(if directory.is_some() { "kill-directory" } else { "kill" });
+    let mut witness = member(directory, &domain);
     let before = ProcessSnapshot::of(&witness);
     let index = witness.ok(&format!("create {domain} 128 77 -> index"));
     let clean = ProcessSnapshot::of(&witness);
     let rng = Rng::new(seed);
-    let mut rounds = Rounds { domain: domain.clone(), witness, index, rng, round: 0 };
-    let mut tally = FailpointTally::new("domains", plan::is_of_domains);
+    let directory = directory.map(Path::to_owned);
+    let mut rounds = Rounds { directory, domain: domain.clone(), witness, index, rng, round: 0 };
+    let mut tally = FailpointTally::new("domains", is_of_campaign);
     for _ in 0..times {
         for failpoint in tally.failpoints() {
             if (0..TRIES).any(|_| rounds.kills(failpoint)) {
@@ -68,7 +114,10 @@ impl Rounds {
         self.round += 1;
         let first = is_reached_by_first_process(failpoint) || self.rng.one_in(6);
         let nth = *self.rng.choose(&[1, 1, 2, 5]);
-        let mut victim = actor!();
+        if is_of_leftovers(failpoint) {
+            member(self.directory.as_deref(), &format!("{}-left", self.domain)).kill();
+        }
+        let mut victim = process(self.directory.as_deref());
         victim.ok(&format!("arm {failpoint} {} kill", if first { 1 } else { nth }));
         if first {
             self.kill_first_process(failpoint, victim)
@@ -105,7 +154,7 @@ impl Rounds {
             "drop-object index".to_owned(),
         ];
         let answer = Self::run_commands(&mut victim, &commands);
-        let mut next = member(&domain);
+        let mut next = member(self.directory.as_deref(), &domain);
         if answer.is_none() {
             assert_eq!(next.ok(&format!("objects {domain}")), "", "after {failpoint}");
         }
@@ -117,8 +166,8 @@ impl Rounds {
     }
 
     fn kill_among_members(&mut self, failpoint: Failpoint, mut victim: Actor) -> bool {
-        let Self { domain, witness, index, round, .. } = self;
-        let mut others: Vec<Actor> = (0..2).map(|_| member(domain)).collect();
+        let Self { directory, domain, witness, index, round, .. } = self;
+        let mut others: Vec<Actor> = (0..2).map(|_| member(directory.as_deref(), domain)).collect();
         for (seed, other) in others.iter_mut().enumerate() {
             other.ok(&format!("register {domain} {index} 77 -> index"));
             other.send(&format!("domain-stress {domain} index {} 60", *round << 8 | seed as u64));

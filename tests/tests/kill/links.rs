@@ -1,8 +1,12 @@
 //! The campaign for links: one of two processes is killed at each failpoint while they connect,
 //! exchange messages and close, as the two ends of a link or as ranks of a job. The other process
-//! must get an error, and hold afterwards what it held before.
+//! must get an error, and hold afterwards what it held before. A second campaign is of sockets in a
+//! directory.
+
+use std::path::Path;
 
 use super::Failpoint;
+use super::domains::assert_emptied;
 use umf_tests::{Actor, Failure, Outcome, ProcessSnapshot, Rng, spawn};
 
 use super::plan;
@@ -27,10 +31,34 @@ fn engine_of(failpoint: Failpoint, rng: &mut Rng) -> &'static str {
 
 /// Kills a process at each failpoint, `times` times.
 pub(crate) fn run(seed: u64, times: u64) -> FailpointTally {
+    campaign(seed, times, None, plan::is_of_links_without_directory)
+}
+
+/// As [`run`], for links and ranks that find each other in a directory. The kills are at the failpoints
+/// of finding and leaving; those of messages are the same without a directory.
+pub(crate) fn run_in_directory(seed: u64, times: u64) -> FailpointTally {
+    let folder = tempfile::tempdir().unwrap();
+    let tally = campaign(seed, times, Some(folder.path()), plan::is_of_links_in_directory);
+    assert_emptied(folder.path());
+    tally
+}
+
+fn campaign(
+    seed: u64,
+    times: u64,
+    directory: Option<&Path>,
+    is_of_campaign: fn(Failpoint) -> bool,
+) -> FailpointTally {
     let mut rng = Rng::new(seed);
-    let mut tally = FailpointTally::new("links", plan::is_of_links);
+    let mut tally = FailpointTally::new("links", is_of_campaign);
     for engine in ["auto", "bounce", "both"] {
-        let spawn = || spawn!().env("UMF_LINK_ENGINE", engine).env("UMF_LINK_BOTH_MIN", "16KiB").start();
+        let spawn = || {
+            let spawn = spawn!().env("UMF_LINK_ENGINE", engine).env("UMF_LINK_BOTH_MIN", "16KiB");
+            match directory {
+                None => spawn.start(),
+                Some(path) => spawn.env("UMF_IPC_DIR", path.to_str().unwrap()).start(),
+            }
+        };
         let mut survivor = spawn();
         // The first links create objects that stay until the process ends. They need a live peer.
         for accepts in [true, false] {
@@ -76,7 +104,7 @@ pub(crate) fn run(seed: u64, times: u64) -> FailpointTally {
 fn accepts(failpoint: Failpoint) -> Option<bool> {
     match failpoint {
         "link.listening" | "link.accepted" | "link.answering" | "link.welcomed" => Some(true),
-        "link.connected" | "link.lane_made" | "link.proposed" => Some(false),
+        "link.connected" | "link.proven" | "link.lane_made" | "link.proposed" => Some(false),
         _ => None,
     }
 }

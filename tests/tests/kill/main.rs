@@ -56,7 +56,7 @@ fn kill_at_any_failpoint_leaks_nothing() {
     if plan::uses_dma_bufs() && machine::dma_bufs_of(0).is_none() {
         machine::skip("dma-bufs of killed processes", "no debugfs that this process may read");
     }
-    let rounds = variable("UMF_KILL_ROUNDS").unwrap_or(if machine::is_long() { 10_000 } else { 240 });
+    let rounds = variable("UMF_KILL_ROUNDS").unwrap_or(if machine::is_long() { 10_000 } else { 280 });
     let seed = variable("UMF_KILL_SEED").unwrap_or_else(|| u64::from(std::process::id()) << 20 | rounds);
     let tally = Campaign::new(seed).run(rounds);
     println!("{tally}");
@@ -71,7 +71,7 @@ fn kill_at_any_failpoint_leaks_nothing() {
 /// Kills a process at each failpoint of one crate.
 fn kill_at_each_failpoint(run: fn(u64, u64) -> FailpointTally) {
     let _serial = serialize();
-    let rounds = variable("UMF_KILL_ROUNDS").unwrap_or(if machine::is_long() { 10_000 } else { 240 });
+    let rounds = variable("UMF_KILL_ROUNDS").unwrap_or(if machine::is_long() { 10_000 } else { 280 });
     let seed = variable("UMF_KILL_SEED").unwrap_or(rounds);
     let tally = run(seed, (rounds / 1000).max(1));
     println!("{tally}, seed {seed}");
@@ -87,6 +87,16 @@ fn kill_at_each_domain_failpoint_leaves_domain_consistent() {
 #[test]
 fn kill_at_each_link_failpoint_reports_error_to_peer() {
     kill_at_each_failpoint(links::run);
+}
+
+#[test]
+fn kill_at_each_failpoint_of_domain_in_directory_leaves_domain_consistent() {
+    kill_at_each_failpoint(domains::run_in_directory);
+}
+
+#[test]
+fn kill_at_each_failpoint_of_link_in_directory_reports_error_to_peer() {
+    kill_at_each_failpoint(links::run_in_directory);
 }
 
 #[test]

@@ -74,6 +74,37 @@ pub(crate) fn is_of_domains(failpoint: Failpoint) -> bool {
     failpoint.starts_with("domain.")
 }
 
+/// Returns whether a process of a domain in a directory can reach a failpoint.
+pub(crate) fn is_of_domains_in_directory(failpoint: Failpoint) -> bool {
+    let is_of_abstract = matches!(failpoint, "domain.bound" | "domain.listening" | "domain.knocked");
+    is_of_domains(failpoint) && !is_of_abstract || failpoint.starts_with("directory.")
+}
+
+/// Returns whether a failpoint is of links and ranks with abstract sockets.
+pub(crate) fn is_of_links_without_directory(failpoint: Failpoint) -> bool {
+    is_of_links(failpoint) && failpoint != "link.proven"
+}
+
+/// Returns whether a failpoint is of how links and ranks find each other, in a directory.
+pub(crate) fn is_of_links_in_directory(failpoint: Failpoint) -> bool {
+    let is_of_meeting = matches!(
+        failpoint,
+        "link.listening"
+            | "link.connected"
+            | "link.proven"
+            | "link.lane_made"
+            | "link.proposed"
+            | "link.accepted"
+            | "link.answering"
+            | "link.welcomed"
+            | "link.made"
+            | "link.closed"
+            | "link.left"
+            | "link.asleep"
+    );
+    is_of_meeting || failpoint.starts_with("link.rank_")
+}
+
 /// Returns whether a failpoint belongs to umf-link.
 pub(crate) fn is_of_links(failpoint: Failpoint) -> bool {
     failpoint.starts_with("link.")

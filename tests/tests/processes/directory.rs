@@ -8,6 +8,8 @@ use std::path::Path;
 
 use tempfile::TempDir;
 use umf::Handle;
+use umf::ipc::inspect::{OwnerStatus, Search};
+use umf::ipc::rendezvous::Directory;
 use umf_tests::forge::{self, field};
 use umf_tests::{Actor, ProcessSnapshot, Spawn, machine, spawn};
 
@@ -178,7 +180,7 @@ fn each_cause_of_refusal_is_named() {
     producer.fails("handle p.b", "NoDirectory");
 }
 
-/// In two user namespaces, no user has a number: only the key shows who may.
+/// In two user namespaces, no user has a number: only the key shows which process may.
 #[test]
 fn key_of_the_handle_is_proven_in_both_directions() {
     const TEST: &str = "key_of_the_handle_is_proven_in_both_directions";
@@ -407,4 +409,38 @@ fn directory_of_dra_is_used_if_it_is_suitable() {
         block(&mut producer, "b", 1);
         assert_eq!(files(&other).len(), 2, "UMF_IPC_DIR is the one that counts");
     }
+}
+
+/// `umf ps`, `top` and `why` see producers in other containers over the directory.
+#[test]
+fn inspection_finds_producers_of_other_containers() {
+    const TEST: &str = "inspection_finds_producers_of_other_containers";
+    let folder = directory(0o700);
+    let Some(mut producer) = in_container(TEST, folder.path(), rule()) else { return };
+    producer.ok("pool p shared");
+    let handle = block(&mut producer, "b", 1);
+    let directory = Directory::new(folder.path());
+    let mut search = Search::default();
+    let silent = search.add_directory(&directory).unwrap();
+    if !machine::is_root() {
+        // Its user namespace has no number for this user.
+        assert_eq!((silent, search.found.len()), (1, 0));
+        return machine::skip(TEST, "the socket needs to know users");
+    }
+    assert_eq!((silent, search.found.len()), (0, 1));
+    let found = search.by_nonce(handle.nonce()).unwrap();
+    assert_eq!(found.owner, OwnerStatus::Elsewhere { pid: 1 });
+    assert_eq!(found.ledger.slots().filter(|slot| slot.generation & 1 == 1).count(), 2);
+    // A stopped one does not hold up the others.
+    producer.signal(libc::SIGSTOP);
+    let mut other = with(folder.path(), rule()).start();
+    other.ok("pool p shared");
+    block(&mut other, "b", 1);
+    let mut search = Search::default();
+    assert_eq!(search.add_directory(&directory).unwrap(), 1);
+    assert_eq!(search.found.len(), 1);
+    producer.signal(libc::SIGCONT);
+    producer.kill();
+    let left = umf::ipc::inspect::remove_leftovers(&directory).unwrap();
+    assert_eq!((left.removed, left.alive), (1, 1));
 }

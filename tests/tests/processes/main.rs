@@ -31,6 +31,7 @@ mod permissions;
 mod producers;
 mod programs;
 mod read_only;
+mod rendezvous;
 mod reports;
 mod reports_memory;
 mod repository;

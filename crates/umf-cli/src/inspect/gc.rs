@@ -8,7 +8,8 @@ use std::path::Path;
 use clap::Args;
 use rustix::io::Errno;
 
-use umf::ipc::inspect::{DeadMemory, KeptReason, Search, Survivors};
+use umf::ipc::inspect::{self, DeadMemory, KeptReason, Search, Survivors};
+use umf::ipc::rendezvous::Directory;
 
 use super::processes::plain;
 use crate::output::{self, Failure};
@@ -22,6 +23,9 @@ const FOLDER: &str = "/dev/shm";
 /// Named shared memory in /dev/shm is left behind by the process that made it. An object is removed if
 /// a umf provider marked it as its own and the kernel grants a lease on it, so that no process has
 /// it open or mapped.
+///
+/// In the directory of sockets (UMF_IPC_DIR), the files of ended processes of this boot are removed.
+/// The next process that uses the directory does the same.
 ///
 /// Unnamed memory of a killed producer stays as long as an importer has a part of it open. What no
 /// importer has open is released. That needs root. Importers release it themselves at their next
@@ -53,6 +57,9 @@ impl GcCommand {
             }
         }
         tally.summarize(&mut out, self.dry_run);
+        if let Some(directory) = super::processes::directory() {
+            sockets(&mut out, &directory, self.dry_run);
+        }
         match super::processes::find() {
             Ok(search) => dead_memory(&mut out, &search, self.dry_run),
             // Writing to a String does not fail.
@@ -66,6 +73,38 @@ impl GcCommand {
             ))),
         }
     }
+}
+
+/// Removes the sockets and locks of ended processes from the directory of sockets, and reports it.
+fn sockets(out: &mut String, directory: &Directory, dry_run: bool) {
+    let path = directory.path().display();
+    if dry_run {
+        // Writing to a String does not fail.
+        let _ = writeln!(out, "{path}: sockets of ended processes would be removed");
+        return;
+    }
+    let _ = match inspect::remove_leftovers(directory) {
+        Ok(found) => {
+            let mut text = format!(
+                "{path}: sockets of {} ended processes removed, {} of running processes",
+                found.removed, found.alive
+            );
+            for (count, what) in [
+                (found.foreign, "of ended processes of other users stay (run as that user, or as root)"),
+                (found.unknown, "stay: their locks cannot be tested here"),
+                (
+                    found.other_boots,
+                    "of other boots or machines stay (if no other machine uses the directory, remove them)",
+                ),
+            ] {
+                if count > 0 {
+                    let _ = write!(text, "; {count} {what}");
+                }
+            }
+            writeln!(out, "{text}")
+        }
+        Err(error) => writeln!(out, "{error}"),
+    };
 }
 
 /// Releases what importers keep of killed producers and do not use, and reports it.

@@ -3,6 +3,8 @@
 use serde::{Serialize, Serializer};
 use umf::ipc::CacheStatistics;
 use umf::ipc::inspect::{FoundLedger, OwnerStatus, PoolFigures, Search, Slot, Statistics};
+use umf::ipc::rendezvous::Directory;
+use umf::settings::{Loader, Settings};
 
 use crate::output::Failure;
 use crate::sys;
@@ -83,7 +85,7 @@ impl Process {
     }
 
     fn add(&mut self, found: &FoundLedger, pools_time: &mut u64) {
-        if matches!(found.owner, OwnerStatus::Alive { .. }) {
+        if is_running(found.owner) {
             // A process may have dropped one exporter and created another.
             self.owner = found.owner;
         }
@@ -140,9 +142,14 @@ pub(super) fn last_change(slot: &Slot) -> u64 {
     slot.exported.or(slot.ended.map(|end| end.time)).unwrap_or(0)
 }
 
+const fn is_running(owner: OwnerStatus) -> bool {
+    matches!(owner, OwnerStatus::Alive { .. } | OwnerStatus::Elsewhere { .. })
+}
+
 const fn state_of(owner: OwnerStatus) -> &'static str {
     match owner {
         OwnerStatus::Alive { .. } => "runs",
+        OwnerStatus::Elsewhere { .. } => "elsewhere",
         OwnerStatus::Detached { .. } => "left",
         OwnerStatus::Ended => "ended",
         OwnerStatus::Unknown => "?",
@@ -167,7 +174,19 @@ pub(super) fn find() -> Result<Search, Failure> {
 
 /// Scans as [`find`] does, with the limit of open files as it is.
 pub(super) fn scan() -> Result<Search, String> {
-    umf::ipc::inspect::find().map_err(|error| format!("cannot scan for processes: {error}; mount /proc"))
+    let found = umf::ipc::inspect::find();
+    let mut search = found.map_err(|error| format!("cannot scan for processes: {error}; mount /proc"))?;
+    if let Some(directory) = directory() {
+        // What is wrong with the directory is for `umf info`.
+        let _ = search.add_directory(&directory);
+    }
+    Ok(search)
+}
+
+/// Returns the directory of sockets that the settings name.
+pub(super) fn directory() -> Option<Directory> {
+    let settings = Settings::load(Loader::new()).ok()?;
+    settings.ipc.directory_in_force().map(Directory::new)
 }
 
 /// Merges ledgers into processes, ordered by process id. Running processes come first.
@@ -192,7 +211,7 @@ pub(super) fn from_ledgers(search: &Search) -> Vec<Process> {
             process
         })
         .collect();
-    processes.sort_by_key(|process| (!matches!(process.owner, OwnerStatus::Alive { .. }), process.pid));
+    processes.sort_by_key(|process| (!is_running(process.owner), process.pid));
     processes
 }
 

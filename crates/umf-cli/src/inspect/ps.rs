@@ -265,7 +265,7 @@ fn table(processes: &[Process], now: u64, colour: bool) -> String {
     let mut out = output::styled(&heading, Style::new().bold(), colour) + "\n";
     for (row, process) in rows.iter().zip(processes) {
         let state = match process.owner {
-            OwnerStatus::Alive { .. } => AnsiColor::Green.on_default(),
+            OwnerStatus::Alive { .. } | OwnerStatus::Elsewhere { .. } => AnsiColor::Green.on_default(),
             OwnerStatus::Ended => AnsiColor::Red.on_default(),
             _ => AnsiColor::Yellow.on_default(),
         };

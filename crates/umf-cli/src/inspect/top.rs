@@ -228,7 +228,7 @@ impl View {
             Style::new().add_modifier(if is_selected { Modifier::REVERSED } else { Modifier::empty() });
         let state = COLUMNS.iter().position(|(column, _)| *column == Column::State).unwrap_or(0);
         let colour = match process.owner {
-            OwnerStatus::Alive { .. } => Color::Green,
+            OwnerStatus::Alive { .. } | OwnerStatus::Elsewhere { .. } => Color::Green,
             OwnerStatus::Ended => Color::Red,
             _ => Color::Yellow,
         };

@@ -163,12 +163,12 @@ fn explain_from_ledger(out: &mut Explanation, handle: &Handle, found: &FoundLedg
         return;
     }
     match found.owner {
-        OwnerStatus::Alive { .. } if current => {
+        OwnerStatus::Alive { .. } | OwnerStatus::Elsewhere { .. } if current => {
             let when =
                 slot.and_then(|slot| slot.exported).map_or(String::new(), |time| format_age(now, time) + " ");
             out.begin(State::Current, format!("current: exported {when}by pid {pid}{name}, {place}"));
         }
-        OwnerStatus::Alive { .. } => {
+        OwnerStatus::Alive { .. } | OwnerStatus::Elsewhere { .. } => {
             let how = describe_end(end, now);
             out.begin(State::Stale, format!("stale: {how}, {place}, now {generation}"));
             out.line(format!("  producer: pid {pid}{name} runs; get a new handle from it"));
@@ -241,7 +241,7 @@ fn explain_without_ledger(out: &mut Explanation, handle: &Handle, search: &Searc
     let owner = search.producer_of(handle);
     let state = match owner {
         OwnerStatus::Ended | OwnerStatus::Detached { .. } => State::ProducerGone,
-        OwnerStatus::Alive { .. } | OwnerStatus::Unknown => State::Unknown,
+        OwnerStatus::Alive { .. } | OwnerStatus::Elsewhere { .. } | OwnerStatus::Unknown => State::Unknown,
     };
     let line = match owner {
         OwnerStatus::Ended => format!(
@@ -256,9 +256,9 @@ fn explain_without_ledger(out: &mut Explanation, handle: &Handle, search: &Searc
             "unknown: pid {pid}{} runs, and may not be inspected: run as root, or as its user",
             name_in_parentheses(pid)
         ),
-        OwnerStatus::Unknown => format!(
+        OwnerStatus::Elsewhere { .. } | OwnerStatus::Unknown => format!(
             "unknown: the producer is pid {pid} of another pid namespace, and no process here has its ledger open: run \
-             this in its container, or on the host as root"
+             this in its container, on the host as root, or with UMF_IPC_DIR set to its directory"
         ),
     };
     out.begin(state, line);

@@ -6,7 +6,7 @@ use umf_sync::failpoint;
 
 use super::{HEADER_SIZE, MAX_PARTICIPANTS, SLOT_SIZE, Slot, Table, bitmap};
 use crate::id::{Generation, ObjectId};
-use crate::socket::ArbiterGuard;
+use crate::name::ArbiterGuard;
 use crate::sys::{self, SealedFile};
 
 /// Access to the table by a process that holds the domain's arbiter.

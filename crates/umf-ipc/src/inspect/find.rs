@@ -173,7 +173,7 @@ fn memfd(path: &str) -> Option<(FileIdentity, OwnedFd)> {
 }
 
 /// Returns whether only the creator of a file can write it, and no process can shrink it.
-fn sealed(file: &OwnedFd) -> bool {
+pub(super) fn sealed(file: &OwnedFd) -> bool {
     let needed = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE;
     umf_os::memfd::is_sealed(file, needed).unwrap_or(false)
         && umf_os::file::filesystem(file).is_ok_and(|magic| magic == umf_os::file::TMPFS_MAGIC)
@@ -202,6 +202,11 @@ pub enum OwnerStatus {
         /// Its process id in this pid namespace.
         pid: u32,
     },
+    /// It runs in another pid namespace, or may not be inspected: it has answered in a directory.
+    Elsewhere {
+        /// Its process id in its own pid namespace.
+        pid: u32,
+    },
     /// It has ended. Its pid may have been reused.
     Ended,
     /// It was in another pid namespace, and no process that can be inspected is the owner.
@@ -209,12 +214,12 @@ pub enum OwnerStatus {
 }
 
 impl OwnerStatus {
-    /// Returns its process id, if it runs.
+    /// Returns its process id in this pid namespace, if it runs here.
     #[must_use]
     pub const fn pid(self) -> Option<u32> {
         match self {
             Self::Alive { pid } | Self::Detached { pid } => Some(pid),
-            Self::Ended | Self::Unknown => None,
+            Self::Elsewhere { .. } | Self::Ended | Self::Unknown => None,
         }
     }
 

@@ -3,15 +3,18 @@
 //!
 //! [`find`] searches `/proc` for the ledgers of all processes that this one may inspect. The ledger
 //! of a killed process is found as long as an importer has it open. Other processes wrote the
-//! contents. So they are copied, not mapped, and checked before use.
+//! contents. So they are copied, not mapped, and checked before use. Producers in other containers are
+//! asked over their directory ([`Search::add_directory`]).
 
 mod dead_memory;
+mod directory;
 mod find;
 mod ledger;
 
 pub use crate::ledger::layout::{ExportEnd, OwnerIdentity, RetireReason, Slot, SlotContent, Survivors};
 pub use crate::ledger::statistics::{PoolFigures, Statistics, plain};
 pub use dead_memory::{DeadMemory, KeptReason};
+pub use directory::remove_leftovers;
 pub use find::{FoundLedger, OwnerStatus, Search, find};
 pub use ledger::{LeaseRow, Ledger};
 

@@ -104,7 +104,7 @@ impl Directory {
         })?;
         let found = rustix::fs::fstat(&directory).map_err(self.failed("fstat"))?;
         let is_sticky = found.st_mode & 0o1000 != 0;
-        // Users of a group that may write are trusted by whoever made the group's directory.
+        // The owner of a directory that a group may write trusts the group's users.
         if found.st_mode & 0o002 != 0 && !is_sticky {
             let mode = found.st_mode & 0o7777;
             return Err(DirectoryError::WritableByOthers { path: self.path.clone(), mode });
@@ -113,44 +113,65 @@ impl Directory {
     }
 
     /// Binds a name and listens. Returns `None` if a running process has the name. `mode` is that of
-    /// the socket: who may write it may connect.
+    /// the socket: processes that may write it may connect.
     ///
     /// # Errors
     /// [`DirectoryError`]. Nothing is left in the directory.
     pub fn bind(&self, name: &str, mode: u32, backlog: i32) -> Result<Option<NamedSocket>> {
+        let Some(lock) = self.lock_within(LOCK_PATIENCE, name, lock_mode(mode))? else { return Ok(None) };
+        lock.listen(mode, backlog).map(Some)
+    }
+
+    /// Binds as [`Directory::bind`] does, and does not wait for a process that looks for left-overs:
+    /// then the name counts as taken.
+    ///
+    /// # Errors
+    /// As [`Directory::bind`].
+    pub fn try_bind(&self, name: &str, mode: u32, backlog: i32) -> Result<Option<NamedSocket>> {
+        let Some(lock) = self.try_lock(name, lock_mode(mode))? else { return Ok(None) };
+        lock.listen(mode, backlog).map(Some)
+    }
+
+    /// Acquires the lock of a name, without a socket. Does not wait. Returns `None` if another process
+    /// holds it. `mode` is that of the lock file: processes that may write it may take the lock.
+    ///
+    /// # Errors
+    /// [`DirectoryError`].
+    pub fn try_lock(&self, name: &str, mode: u32) -> Result<Option<NamedLock>> {
+        self.lock_within(Duration::ZERO, name, mode)
+    }
+
+    fn lock_within(&self, patience: Duration, name: &str, mode: u32) -> Result<Option<NamedLock>> {
         let directory = self.open(OFlags::PATH)?;
-        let Some(lock) = self.lock_name(&directory, name, mode)? else { return Ok(None) };
+        let lock = self.lock_name(&directory, name, Mode::from_raw_mode(mode), patience)?;
         failpoint!("directory.locked");
-        let listener = match self.listen(&directory, name, mode, backlog) {
-            Ok(listener) => listener,
-            Err(error) => {
-                let _ = rustix::fs::unlinkat(&directory, format!("{name}{NEW}"), AtFlags::empty());
-                let _ = rustix::fs::unlinkat(&directory, lock_name(name), AtFlags::empty());
-                return Err(error);
-            }
-        };
-        failpoint!("directory.bound");
-        Ok(Some(NamedSocket {
+        Ok(lock.map(|lock| NamedLock {
             directory: self.clone(),
             name: name.to_owned(),
             lock,
-            listener: Some(listener),
+            has_socket: false,
             generation: fork::generation(),
         }))
     }
 
     /// Acquires the lock of a name.
-    fn lock_name(&self, directory: &OwnedFd, name: &str, mode: u32) -> Result<Option<HeldLock>> {
+    fn lock_name(
+        &self,
+        directory: &OwnedFd,
+        name: &str,
+        mode: Mode,
+        patience: Duration,
+    ) -> Result<Option<HeldLock>> {
         let file_name = lock_name(name);
-        // Readers of the lock file can test the lock, and cannot take it.
-        let mode = Mode::from_raw_mode(0o600 | mode & 0o044);
-        let until = Instant::now() + LOCK_PATIENCE;
+        let until = Instant::now() + patience;
         for _ in 0..ATTEMPTS {
-            let file = LockFile::open(directory, &file_name, Some(mode), true)
-                .map_err(self.failed("creating a lock file"))?;
+            let file = match LockFile::open(directory, &file_name, Some(mode), true) {
+                Err(Errno::EXIST) => continue,
+                opened => opened.map_err(self.failed("creating a lock file"))?,
+            };
             failpoint!("directory.lock_opened");
             while !file.try_lock().map_err(self.failed("locking a file"))? {
-                if Instant::now() > until {
+                if Instant::now() >= until {
                     return Ok(None);
                 }
                 std::thread::sleep(Duration::from_millis(1));
@@ -168,7 +189,8 @@ impl Directory {
                 }
             };
         }
-        Err(self.failed("locking a file that is removed again and again")(Errno::AGAIN))
+        // Other processes lock and unlock the name all the time.
+        Ok(None)
     }
 
     fn listen(&self, directory: &OwnedFd, name: &str, mode: u32, backlog: i32) -> Result<CloseOnFork> {
@@ -261,6 +283,16 @@ impl Directory {
             (Ok(Record::Empty), Ok(false)) => NameState::Dead,
             _ => NameState::Unknown,
         })
+    }
+
+    /// Returns the owner of the lock file of a name.
+    ///
+    /// # Errors
+    /// [`DirectoryError`]; its errno is `ENOENT` if there is no such name.
+    pub fn owner(&self, name: &str) -> Result<u32> {
+        let directory = self.open(OFlags::PATH)?;
+        let found = rustix::fs::statat(directory, lock_name(name), AtFlags::SYMLINK_NOFOLLOW);
+        found.map(|found| found.st_uid).map_err(self.failed("stat of a lock file"))
     }
 
     /// Returns the names with this prefix, sorted. A name may be free by now.
@@ -376,17 +408,67 @@ fn lock_name(name: &str) -> String {
     format!("{name}{LOCK}")
 }
 
+/// Returns the mode of a lock file whose lock only its owner may take: readers can test the lock.
+const fn lock_mode(socket_mode: u32) -> u32 {
+    0o600 | socket_mode & 0o044
+}
+
+/// The lock of a name, which this process holds. Dropping it removes the files of the name. Dropping it
+/// in a forked child does nothing.
+#[derive(Debug)]
+pub struct NamedLock {
+    directory: Directory,
+    name: String,
+    lock: HeldLock,
+    /// Whether the name may have a socket.
+    has_socket: bool,
+    /// [`fork::generation`] of the process that acquired it.
+    generation: u32,
+}
+
+impl NamedLock {
+    /// Binds a socket with this mode to the name, and listens.
+    fn listen(mut self, mode: u32, backlog: i32) -> Result<NamedSocket> {
+        let directory = self.directory.open(OFlags::PATH)?;
+        self.has_socket = true;
+        match self.directory.listen(&directory, &self.name, mode, backlog) {
+            Ok(listener) => {
+                failpoint!("directory.bound");
+                Ok(NamedSocket { listener: Some(listener), lock: self })
+            }
+            Err(error) => {
+                let _ = rustix::fs::unlinkat(&directory, format!("{}{NEW}", self.name), AtFlags::empty());
+                Err(error)
+            }
+        }
+    }
+}
+
+impl Drop for NamedLock {
+    fn drop(&mut self) {
+        if self.generation != fork::generation() {
+            return;
+        }
+        let Ok(directory) = self.directory.open(OFlags::PATH) else { return };
+        let lock = lock_name(&self.name);
+        // Another process cannot take the name while this one holds the lock of its file.
+        if self.lock.is_at(&directory, &lock) {
+            for file in [&self.name, &lock].into_iter().skip(usize::from(!self.has_socket)) {
+                let _ = rustix::fs::unlinkat(&directory, file, AtFlags::empty());
+            }
+        }
+        failpoint!("directory.unbound");
+    }
+}
+
 /// A name that this process has bound, with the listening socket. Dropping it removes both files.
 /// Dropping it in a forked child does nothing.
 #[derive(Debug)]
 pub struct NamedSocket {
-    directory: Directory,
-    name: String,
-    lock: HeldLock,
+    // Closed before the files are removed: a client that finds neither knows that the name is free.
     /// `None` once taken.
     listener: Option<CloseOnFork>,
-    /// [`fork::generation`] of the process that bound it.
-    generation: u32,
+    lock: NamedLock,
 }
 
 impl NamedSocket {
@@ -398,25 +480,6 @@ impl NamedSocket {
     /// Returns the name.
     #[must_use]
     pub fn name(&self) -> &str {
-        &self.name
-    }
-}
-
-impl Drop for NamedSocket {
-    fn drop(&mut self) {
-        if self.generation != fork::generation() {
-            return;
-        }
-        // The socket first: a client that finds neither knows that the name is free.
-        drop(self.listener.take());
-        let Ok(directory) = self.directory.open(OFlags::PATH) else { return };
-        let lock = lock_name(&self.name);
-        // Another process cannot take the name while this one holds the lock of its file.
-        if self.lock.is_at(&directory, &lock) {
-            for file in [&self.name, &lock] {
-                let _ = rustix::fs::unlinkat(&directory, file, AtFlags::empty());
-            }
-        }
-        failpoint!("directory.unbound");
+        &self.lock.name
     }
 }

@@ -37,7 +37,8 @@ pub(super) enum Record {
 }
 
 impl LockFile {
-    /// Opens the file `name` in a directory. `create`: with this mode, if there is none.
+    /// Opens the file `name` in a directory. `create`: with this mode, if there is none. Then `EEXIST`
+    /// means that it was removed meanwhile.
     pub(super) fn open(
         directory: impl AsFd,
         name: &str,
@@ -47,8 +48,20 @@ impl LockFile {
         let access = if writable { OFlags::RDWR } else { OFlags::RDONLY };
         let flags = access | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY;
         let no_fork = ForkGuard::new();
-        let flags = if create.is_some() { flags | OFlags::CREATE } else { flags };
-        let fd = rustix::fs::openat(directory, name, flags, create.unwrap_or(Mode::empty()))?;
+        let new = |mode| rustix::fs::openat(&directory, name, flags | OFlags::CREATE | OFlags::EXCL, mode);
+        let known = || rustix::fs::openat(&directory, name, flags, Mode::empty());
+        // Never O_CREAT for a file that exists: in a directory with the sticky bit, the kernel may
+        // refuse that for files of other users (fs.protected_regular).
+        let fd = match create {
+            None => known(),
+            Some(mode) => match new(mode) {
+                Err(Errno::EXIST) => match known() {
+                    Err(Errno::NOENT) => Err(Errno::EXIST),
+                    found => found,
+                },
+                made => made,
+            },
+        }?;
         if !file::is_regular(&fd)? {
             return Err(Errno::OPNOTSUPP);
         }
@@ -73,7 +86,10 @@ impl LockFile {
 
     /// Writes the record, and sets the mode, whatever the umask is. The caller holds the lock.
     pub(super) fn write_record(&self, mode: Mode) -> Result<()> {
-        rustix::fs::fchmod(&self.fd, mode)?;
+        // Another user's file, which this process may write, has its mode already.
+        if rustix::fs::fstat(&self.fd)?.st_mode & 0o7777 != mode.as_raw_mode() {
+            rustix::fs::fchmod(&self.fd, mode)?;
+        }
         rustix::fs::ftruncate(&self.fd, 0)?;
         let FileIdentity { device, inode } = self.identity;
         let record = format!("umf lock 1: device {device} inode {inode}, pid {}\n", umf_os::process::pid());

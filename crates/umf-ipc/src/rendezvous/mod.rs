@@ -26,7 +26,7 @@ mod directory;
 mod error;
 mod lock;
 
-pub use directory::{Directory, Leftovers, NameState, NamedSocket};
+pub use directory::{Directory, Leftovers, NameState, NamedLock, NamedSocket};
 pub use error::{DirectoryError, DirectoryResult};
 
 #[cfg(test)]

@@ -146,6 +146,49 @@ fn leftovers_of_a_killed_process_are_removed() {
 }
 
 #[test]
+fn lock_without_socket_excludes_others_and_is_taken_over() {
+    let folder = Folder::new();
+    let directory = folder.directory();
+    let held = directory.try_lock("umf-a", 0o660).unwrap().unwrap();
+    assert_eq!(folder.files(), ["umf-a.lock"]);
+    assert_eq!(folder.path().join("umf-a.lock").metadata().unwrap().mode() & 0o777, 0o660);
+    assert_eq!(directory.state("umf-a"), Ok(NameState::Alive));
+    assert_eq!(directory.owner("umf-a"), Ok(umf_os::process::effective_uid()));
+    assert!(directory.try_lock("umf-a", 0o660).unwrap().is_none());
+    assert!(directory.try_bind("umf-a", MODE, 4).unwrap().is_none());
+    drop(held);
+    assert!(folder.files().is_empty());
+    assert_eq!(directory.owner("umf-a").unwrap_err().errno(), Some(Errno::NOENT));
+    let pid = child(|| core::mem::forget(directory.try_lock("umf-a", 0o660).unwrap().unwrap()));
+    assert!(directory.try_lock("umf-a", 0o660).unwrap().is_none());
+    kill(pid);
+    assert_eq!(directory.state("umf-a"), Ok(NameState::Dead));
+    drop(directory.try_lock("umf-a", 0o660).unwrap().unwrap());
+    assert!(folder.files().is_empty());
+}
+
+/// Threads that acquire and release a lock at once hold it one after the other.
+#[test]
+fn contended_lock_has_one_owner() {
+    let folder = Folder::new();
+    let (owners, turns) = (std::sync::atomic::AtomicU32::new(0), std::sync::atomic::AtomicU32::new(0));
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                while turns.load(std::sync::atomic::Ordering::Relaxed) < 400 {
+                    let Some(held) = folder.directory().try_lock("umf-a", 0o600).unwrap() else { continue };
+                    assert_eq!(owners.fetch_add(1, std::sync::atomic::Ordering::SeqCst), 0);
+                    turns.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                    owners.fetch_sub(1, std::sync::atomic::Ordering::SeqCst);
+                    drop(held);
+                }
+            });
+        }
+    });
+    assert!(folder.files().is_empty());
+}
+
+#[test]
 fn lock_lasts_without_descriptors_and_is_not_inherited() {
     let folder = Folder::new();
     let directory = folder.directory();

@@ -148,7 +148,7 @@ fn in_other_user_namespace(pid: u32) -> bool {
     let inode = |path: &str| fs::metadata(path).map(|metadata| metadata.ino()).ok();
     match (inode("/proc/self/ns/user"), inode(&format!("/proc/{pid}/ns/user"))) {
         (Some(own), Some(producer)) => own != producer,
-        // Reading the link needs ptrace access. The maps of one namespace are the same, whoever reads
+        // Reading the link needs ptrace access. The maps of one namespace are the same for every reader
         // them (`user_namespaces(7)`).
         _ => {
             let map = |process: &str| fs::read_to_string(format!("/proc/{process}/uid_map")).ok();

@@ -2,7 +2,7 @@
 //!
 //! The table is an object of the job's domain, for which all ranks register. It exists until the
 //! last rank ends. Each rank has a slot, which its process writes. A rank is alive while a process
-//! listens at the abstract socket that its address names.
+//! listens at the socket that its address names.
 //!
 //! | offset | bytes | field |
 //! |---:|---:|---|
@@ -13,7 +13,7 @@
 //! | offset in the slot | bytes | field |
 //! |---:|---:|---|
 //! | 0 | 8 | claim: bits 0..2 state, 2.. incarnation |
-//! | 8 | 17 x 8 | pid and address, 4 bytes a word; the upper halves have the incarnation |
+//! | 8 | 19 x 8 | pid, address and identity, 4 bytes a word; the upper halves have the incarnation |
 //!
 //! To publish, a process claims the slot under a new incarnation, writes the words, and changes the
 //! state. If the previous publisher is gone or stalled, the next one claims the slot from it. A
@@ -28,10 +28,11 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use umf_domain::{Domain, DomainSettings, Object};
+use umf_ipc::rendezvous::Directory;
 use umf_sync::{failpoint, fork};
 
 use crate::address::check_name;
-use crate::{Error, Result};
+use crate::{Error, LinkSettings, Result};
 
 /// The most ranks of a job: as many as a domain has processes.
 const MAX_RANKS: usize = 1024;
@@ -42,7 +43,7 @@ const JOIN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The most objects of the domain. It has one, and a second one until dead ranks are reclaimed.
 const MAX_OBJECTS: u32 = 8;
-const KIND: u32 = u32::from_le_bytes(*b"RNK1");
+const KIND: u32 = u32::from_le_bytes(*b"RNK2");
 const HEADER_SIZE: usize = 4096;
 const SLOT_SIZE: usize = 192;
 /// The size of the object of each job. Pages that are not used take no memory.
@@ -52,14 +53,19 @@ const OBJECT_SIZE: usize = HEADER_SIZE + MAX_RANKS * SLOT_SIZE;
 const CHANGES: usize = 0;
 const SIZE: usize = 1;
 
-/// Words of a slot after the claim: the pid, and the address.
-const WORDS: usize = 17;
+/// Words of a slot after the claim: the pid, the address, and the identity.
+const WORDS: usize = 19;
+/// The first word of the identity.
+const IDENTITY: usize = 17;
 
 /// The most attempts to read or claim a slot that changes meanwhile.
 const MAX_ATTEMPTS: usize = 16;
 /// The time after which the publisher of a half written slot counts as stalled.
 const STALL_TIMEOUT: Duration = Duration::from_millis(20);
 const RETRY_DELAY: Duration = Duration::from_millis(1);
+
+/// Returns whether no process listens at an address any more, in this directory or without one.
+pub(crate) type IsGone = fn(Option<&Directory>, &[u8; 64]) -> bool;
 
 /// The membership of this process in a job: a shared object with a slot for each rank.
 ///
@@ -69,7 +75,8 @@ pub(crate) struct Membership {
     job: String,
     rank: usize,
     size: usize,
-    is_gone: fn(&[u8; 64]) -> bool,
+    is_gone: IsGone,
+    directory: Option<Directory>,
     object: Object,
     /// The claim word that this process published; 0 if none.
     published: AtomicU64,
@@ -84,6 +91,8 @@ pub(crate) struct Member {
     pub address: [u8; 64],
     /// Its pid in its own pid namespace, for error texts.
     pub pid: i32,
+    /// A number that the process has at random: pids of two namespaces may be the same.
+    pub identity: u64,
     /// Differs between processes that are the same rank one after another.
     pub incarnation: u64,
     /// Whether it left the job by dropping its `Membership`.
@@ -149,8 +158,8 @@ impl RankSlot<'_> {
         self.claim.compare_exchange(claim.0, by.0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
-    /// Returns pid and address, or `None` if a word has another incarnation.
-    fn read(&self, incarnation: u64) -> Option<(i32, [u8; 64])> {
+    /// Returns pid, address and identity, or `None` if a word has another incarnation.
+    fn read(&self, incarnation: u64) -> Option<(i32, [u8; 64], u64)> {
         let mut values = [0; WORDS];
         for (value, word) in values.iter_mut().zip(self.words) {
             let word = word.load(Ordering::Acquire);
@@ -160,14 +169,16 @@ impl RankSlot<'_> {
             *value = word as u32;
         }
         let address = from_fn(|at| values[1 + at / 4].to_le_bytes()[at % 4]);
-        Some((values[0].cast_signed(), address))
+        let identity = u64::from(values[IDENTITY]) | u64::from(values[IDENTITY + 1]) << 32;
+        Some((values[0].cast_signed(), address, identity))
     }
 
-    /// Writes pid and address. Returns `false` if another publisher claimed the slot.
-    fn write(&self, claim: SlotClaim, pid: u32, address: &[u8; 64]) -> bool {
-        let value = |part: usize| match part.checked_sub(1) {
-            None => pid,
-            Some(part) => u32::from_le_bytes(from_fn(|at| address[part * 4 + at])),
+    /// Writes pid, address and identity. Returns `false` if another publisher claimed the slot.
+    fn write(&self, claim: SlotClaim, pid: u32, address: &[u8; 64], identity: u64) -> bool {
+        let value = |part: usize| match part {
+            0 => pid,
+            IDENTITY.. => (identity >> (32 * (part - IDENTITY))) as u32,
+            part => u32::from_le_bytes(from_fn(|at| address[(part - 1) * 4 + at])),
         };
         let tag = u64::from(claim.incarnation() as u32) << 32;
         self.words.iter().enumerate().all(|(part, word)| {
@@ -195,11 +206,15 @@ impl RankSlot<'_> {
 impl Membership {
     /// Joins the domain of the job and checks its size. Publishes nothing yet.
     ///
-    /// `is_gone` returns whether no process listens at an address any more.
-    ///
     /// # Errors
     /// [`Error::BadName`], [`Error::BadRank`], [`Error::SizeMismatch`], [`Error::Membership`].
-    pub(crate) fn join(job: &str, rank: usize, size: usize, is_gone: fn(&[u8; 64]) -> bool) -> Result<Self> {
+    pub(crate) fn join(
+        job: &str,
+        rank: usize,
+        size: usize,
+        is_gone: IsGone,
+        links: &LinkSettings,
+    ) -> Result<Self> {
         check_name(job, MAX_NAME)?;
         if rank >= size || size > MAX_RANKS {
             return Err(Error::BadRank { rank, size });
@@ -207,6 +222,7 @@ impl Membership {
         let failed = |error| Error::Membership { job: job.to_owned(), error };
         let mut settings = DomainSettings::default();
         (settings.timeout, settings.max_objects) = (JOIN_TIMEOUT, MAX_OBJECTS);
+        (settings.directory, settings.allow) = (links.directory.clone(), links.allow);
         let domain = Domain::join(&format!("umf-link/{job}"), settings).map_err(failed)?;
         let object = domain.find_or_create(OBJECT_SIZE, KIND).map_err(failed)?;
         let membership = Self {
@@ -214,6 +230,7 @@ impl Membership {
             rank,
             size,
             is_gone,
+            directory: links.place(),
             object,
             published: AtomicU64::new(0),
             process: fork::generation(),
@@ -229,11 +246,12 @@ impl Membership {
         }
     }
 
-    /// Publishes this rank's address, so that other ranks find it. This process must listen there.
+    /// Publishes this rank's address and identity, so that other ranks find it. This process must listen
+    /// there.
     ///
     /// # Errors
     /// [`Error::RankTaken`] if a living process is that rank; [`Error::Forked`].
-    pub(crate) fn publish(&self, address: &[u8; 64]) -> Result<()> {
+    pub(crate) fn publish(&self, address: &[u8; 64], identity: u64) -> Result<()> {
         if !self.is_own_process() {
             return Err(Error::Forked);
         }
@@ -248,7 +266,7 @@ impl Membership {
                 }
             }
             if found.state() == SlotState::Here
-                && let Some((pid, other_address)) = slot.read(found.incarnation())
+                && let Some((pid, other_address, _)) = slot.read(found.incarnation())
             {
                 owner = pid;
                 if self.is_alive(&other_address) {
@@ -261,7 +279,7 @@ impl Membership {
                 continue;
             }
             failpoint!("link.rank_claimed");
-            if slot.write(claim, std::process::id(), address) && slot.replace(claim, here) {
+            if slot.write(claim, std::process::id(), address, identity) && slot.replace(claim, here) {
                 failpoint!("link.rank_published");
                 self.published.store(here.0, Ordering::Relaxed);
                 self.announce();
@@ -282,8 +300,8 @@ impl Membership {
                 SlotState::Empty | SlotState::Publishing => return None,
             };
             let incarnation = claim.incarnation();
-            if let Some((pid, address)) = slot.read(incarnation) {
-                return Some(Member { address, pid, incarnation, has_left });
+            if let Some((pid, address, identity)) = slot.read(incarnation) {
+                return Some(Member { address, pid, identity, incarnation, has_left });
             }
         }
         None
@@ -301,10 +319,15 @@ impl Membership {
     /// Whether a process listens at the address. Checks twice, because the check of another process
     /// binds the name for a moment.
     fn is_alive(&self, address: &[u8; 64]) -> bool {
-        !(self.is_gone)(address) && {
+        !self.is_gone(address) && {
             std::thread::sleep(RETRY_DELAY);
-            !(self.is_gone)(address)
+            !self.is_gone(address)
         }
+    }
+
+    /// Returns whether no process listens at the address any more.
+    pub(crate) fn is_gone(&self, address: &[u8; 64]) -> bool {
+        (self.is_gone)(self.directory.as_ref(), address)
     }
 
     fn announce(&self) {

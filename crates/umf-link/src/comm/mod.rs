@@ -20,7 +20,7 @@ use crate::inbox::Inbox;
 use crate::wait::Limit;
 use crate::{Error, Link, LinkBuilder, Result, protocol, sys};
 use exchange::ended_by;
-use ranks::{AcceptedLink, Ranks};
+use ranks::{AcceptedLink, Identity, Ranks};
 
 /// The longest attempt to link a rank.
 const MAX_ATTEMPT: Duration = Duration::from_secs(1);
@@ -30,13 +30,12 @@ const RESOURCE_TIMEOUT: Duration = Duration::from_secs(1);
 const BACKOFF: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(20)];
 
 /// The links of a rank with the other ranks of a job, and collectives. Ranks are processes of one
-/// user on one machine.
+/// machine, and of one user unless [`crate::LinkSettings::allow`] permits others.
 ///
 /// The first message between two ranks links them. The first collective links all ranks.
 /// `docs/link.md` lists the resources of a rank.
 ///
-/// Ranks find each other in a domain with the name of the job (`docs/domain.md`). No files are
-/// left. The thread `umf-ranks` accepts links while this rank computes. One thread uses a
+/// Ranks find each other in a domain with the name of the job (`docs/domain.md`). The thread `umf-ranks` accepts links while this rank computes. One thread uses a
 /// communicator at a time.
 ///
 /// # Examples
@@ -100,6 +99,8 @@ impl ResourceErrors {
 struct RankStates {
     /// The latest process of each rank; 0 if none is known.
     pids: Vec<u32>,
+    /// As `pids`: its identity.
+    identities: Vec<Identity>,
     /// The latest process of each rank whose end was reported by a receive from any rank.
     reported: Vec<Option<i32>>,
     /// Links with processes that replaced ranks which are not forgotten yet.
@@ -122,6 +123,7 @@ impl LinkBuilder {
         let inbox = Inbox::new(shared, size);
         let states = RankStates {
             pids: vec![0; size],
+            identities: vec![0; size],
             reported: vec![None; size],
             spare: Vec::new(),
             broken: None,
@@ -134,13 +136,14 @@ impl LinkBuilder {
 impl RankStates {
     /// Adds the link with a rank to the inbox.
     fn add_link(&mut self, inbox: &mut Inbox, rank: usize, channel: Arc<Channel>) {
-        let pid = channel.pid.unsigned_abs();
-        let former = core::mem::replace(&mut self.pids[rank], pid);
+        let identity = channel.peer_nonce;
+        let former = core::mem::replace(&mut self.identities[rank], identity);
+        let former_pid = core::mem::replace(&mut self.pids[rank], channel.pid.unsigned_abs());
         inbox.insert(rank, channel);
         self.reported[rank] = None;
-        if former != 0 && former != pid && self.has_begun && self.broken.is_none() {
+        if former != 0 && former != identity && self.has_begun && self.broken.is_none() {
             // The new process took no part in earlier collectives.
-            self.end_collectives(inbox, Error::PeerGone { pid: former.cast_signed() });
+            self.end_collectives(inbox, Error::PeerGone { pid: former_pid.cast_signed() });
         } else if let (Some(error), Some(channel)) = (&self.broken, inbox.channel(rank)) {
             channel.end_collectives(gone_pid(error));
         }
@@ -283,7 +286,7 @@ impl Communicator {
         let channel = self.inbox.remove(rank);
         let end = channel.as_ref().and_then(|channel| channel.check_alive().err());
         self.states.reported[rank] = None;
-        self.ranks.forget(rank, channel.map(|channel| channel.pid.unsigned_abs()));
+        self.ranks.forget(rank, channel.map(|channel| channel.peer_nonce));
         if let Some(end) = end
             && self.states.has_begun
             && self.states.broken.is_none()
@@ -292,7 +295,7 @@ impl Communicator {
         }
         if let Some(place) = self.states.spare.iter().position(|(other, _)| *other == rank) {
             let (_, channel) = self.states.spare.swap_remove(place);
-            self.ranks.set_linked(rank, channel.pid.unsigned_abs());
+            self.ranks.set_linked(rank, channel.peer_nonce);
             self.states.add_link(&mut self.inbox, rank, channel);
         }
         Ok(())

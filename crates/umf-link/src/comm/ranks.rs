@@ -14,14 +14,23 @@ use umf_sync::{failpoint, fork};
 
 use super::membership::{Member, Membership};
 use crate::channel::{Channel, InboxFds, InboxShared};
+use crate::contact;
 use crate::endpoint::{self, Endpoint, PendingConnection};
-use crate::{Error, LinkAddress, LinkBuilder, Result, sys};
+use crate::{Error, LinkAddress, LinkBuilder, Result};
 
 /// Words of a refusal: "connect later", or "the job has another size".
 const CONNECT_LATER: [u32; 4] = [1, 0, 0, 0];
 const OTHER_SIZE: u32 = 2;
 /// The time that the thread waits after an error, such as a lack of descriptors.
 const ERROR_DELAY: Duration = Duration::from_millis(20);
+
+/// The nonce of a process's catalog. Processes of two pid namespaces can have the same pid.
+pub(super) type Identity = u128;
+
+/// Returns the part of an identity that stands in the membership table.
+const fn short(identity: Identity) -> u64 {
+    identity as u64
+}
 
 /// The state of the link with one rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -30,8 +39,8 @@ enum LinkState {
     None,
     /// This process is connecting.
     Connecting,
-    /// A link with the process of this pid exists, or is being made.
-    Linked(u32),
+    /// A link with the process of this identity exists, or is being made.
+    Linked(Identity),
 }
 
 /// A rank, and the link that it has made.
@@ -72,14 +81,6 @@ pub(super) struct Ranks {
     process: u32,
 }
 
-fn is_gone(address: &[u8; 64]) -> bool {
-    match LinkAddress::from_bytes(address) {
-        Ok(address) => sys::is_free(address.socket().as_bytes()).unwrap_or(false),
-        // A slot without a valid address belongs to no process.
-        Err(_) => true,
-    }
-}
-
 impl Ranks {
     pub(super) fn join(
         builder: &LinkBuilder,
@@ -87,10 +88,10 @@ impl Ranks {
         own_rank: usize,
         size: usize,
     ) -> Result<(Self, Arc<InboxShared>)> {
-        let membership = Membership::join(job, own_rank, size, is_gone)?;
+        let membership = Membership::join(job, own_rank, size, contact::is_gone, &builder.settings)?;
         let (shared, fds) =
             InboxShared::create(builder.settings.clone(), builder.importer, Some((own_rank, size)))?;
-        let endpoint = Endpoint::listen(builder.clone(), LinkAddress::unique()?)?;
+        let endpoint = Endpoint::listen(builder.clone(), LinkAddress::unique(&builder.settings)?)?;
         let address = endpoint.address().to_bytes();
         let (link_states, links) = (vec![LinkState::None; size], vec![0; size]);
         let state = Mutex::new(RanksState { link_states, links, accepted: Vec::new(), is_closed: false });
@@ -112,8 +113,9 @@ impl Ranks {
                 Error::system("starting the thread of a communicator")(errno)
             })?;
         let ended = |rank| {
-            let member =
-                inner.membership.member(rank).filter(|member| member.has_left || is_gone(&member.address));
+            let membership = &inner.membership;
+            let has_ended = |member: &Member| member.has_left || membership.is_gone(&member.address);
+            let member = membership.member(rank).filter(has_ended);
             member.map_or(0, |member| member.incarnation)
         };
         let stale = (0..size).map(ended).collect();
@@ -125,7 +127,7 @@ impl Ranks {
             process: fork::generation(),
         };
         // Published last, when nothing can fail any more.
-        ranks.inner.membership.publish(&address)?;
+        ranks.inner.membership.publish(&address, short(shared.catalog.nonce()))?;
         Ok((ranks, shared))
     }
 
@@ -152,19 +154,19 @@ impl Ranks {
     }
 
     /// Allows a new link with a rank. Its former process counts as absent, if it was linked as
-    /// `pid` or has ended.
-    pub(super) fn forget(&mut self, rank: usize, pid: Option<u32>) {
+    /// `identity` or has ended.
+    pub(super) fn forget(&mut self, rank: usize, identity: Option<Identity>) {
         self.inner.state().link_states[rank] = LinkState::None;
         let Some(member) = self.member(rank) else { return };
-        let was_linked = pid == Some(member.pid.unsigned_abs());
-        if was_linked || member.has_left || is_gone(&member.address) {
+        let was_linked = identity.map(short) == Some(member.identity);
+        if was_linked || member.has_left || self.inner.membership.is_gone(&member.address) {
             self.stale[rank] = member.incarnation;
         }
     }
 
-    /// Marks a rank as linked with the process `pid`.
-    pub(super) fn set_linked(&self, rank: usize, pid: u32) {
-        self.inner.state().link_states[rank] = LinkState::Linked(pid);
+    /// Marks a rank as linked with the process of this identity.
+    pub(super) fn set_linked(&self, rank: usize, identity: Identity) {
+        self.inner.state().link_states[rank] = LinkState::Linked(identity);
     }
 
     pub(super) fn absent(&self, rank: usize, milliseconds: u64) -> Error {
@@ -178,7 +180,7 @@ impl Ranks {
     /// Returns how the process of a rank has ended, if it has and no link with it is being made.
     pub(super) fn end(&self, rank: usize) -> Option<Error> {
         let member = self.member(rank)?;
-        if !member.has_left && !is_gone(&member.address) {
+        if !member.has_left && !self.inner.membership.is_gone(&member.address) {
             return None;
         }
         // Read last: a process that has ended begins no link after this.
@@ -214,7 +216,7 @@ impl Ranks {
         let link_state = &mut state.link_states[rank];
         match &connected {
             Ok(Some(channel)) => {
-                *link_state = LinkState::Linked(channel.pid.unsigned_abs());
+                *link_state = LinkState::Linked(channel.peer_nonce);
                 state.links[rank] += 1;
             }
             // If the rank has connected meanwhile, its link stays.
@@ -270,7 +272,7 @@ impl RanksShared {
     }
 
     fn welcome(&self, pending: PendingConnection) {
-        let pid = pending.pid.unsigned_abs();
+        let identity = pending.hello.catalog;
         let [is_rank, rank, size, links] = pending.hello.words;
         let (rank, size) = (rank as usize, size as usize);
         if is_rank != 1 || size != self.size || rank >= size || rank == self.own_rank {
@@ -284,10 +286,10 @@ impl RanksShared {
                 LinkState::None => true,
                 LinkState::Connecting => rank < self.own_rank,
                 // The rank was replaced, or has dropped a link that this rank still has.
-                LinkState::Linked(other) => other != pid || links >= earlier_links,
+                LinkState::Linked(other) => other != identity || links >= earlier_links,
             };
             if accepts {
-                *link_state = LinkState::Linked(pid);
+                *link_state = LinkState::Linked(identity);
             }
             accepts
         };
@@ -303,7 +305,7 @@ impl RanksShared {
         };
         let mut state = self.state();
         let Some(channel) = channel else {
-            if state.link_states[rank] == LinkState::Linked(pid) {
+            if state.link_states[rank] == LinkState::Linked(identity) {
                 state.link_states[rank] = LinkState::None;
             }
             return;

@@ -194,6 +194,18 @@ pub fn authenticate(
 ) -> Result<Result<(), Answer>, Errno> {
     let own = ClientProof::new(key, nonce)?;
     send(connection, &own.hello(), deadline)?;
+    finish_authentication(connection, own, deadline)
+}
+
+/// Waits for the answer to [`ClientProof::hello`], checks it, and proves the key.
+///
+/// # Errors
+/// As [`authenticate`].
+pub fn finish_authentication(
+    connection: &OwnedFd,
+    own: ClientProof,
+    deadline: Deadline,
+) -> Result<Result<(), Answer>, Errno> {
     let mut bytes = [0; proof::PACKET_SIZE + 1];
     let (length, fds, _) = receive_packet(connection, &mut bytes, deadline)?;
     failpoint!("socket.challenged");

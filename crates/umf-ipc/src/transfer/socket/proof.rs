@@ -42,8 +42,18 @@ impl Key {
         Self(bytes)
     }
 
-    pub(crate) const fn as_bytes(&self) -> &[u8; 16] {
+    /// Returns the bytes.
+    #[must_use]
+    pub const fn as_bytes(&self) -> &[u8; 16] {
         &self.0
+    }
+
+    /// Returns a name for a socket whose peers have this key. It does not reveal the key.
+    #[must_use]
+    pub fn public_name(self) -> Nonce {
+        let mut hasher = SipHasher24::new_with_key(&self.0);
+        hasher.write(b"name of a socket");
+        Nonce::from_bytes(hasher.finish128().as_bytes())
     }
 
     /// Returns a key that processes derive from a name which they have in common, and which other
@@ -255,5 +265,8 @@ mod tests {
         assert_eq!(format!("{:?}", Key::new(*b"secretsecretsecr")), "Key(..)");
         assert_ne!(Key::of_name("domain", "a"), Key::of_name("domain", "b"));
         assert_ne!(Key::of_name("domain", "a"), Key::of_name("domaina", ""));
+        let key = Key::of_name("domain", "a");
+        assert_ne!(key.public_name().as_bytes(), key.as_bytes());
+        assert_ne!(key.public_name(), Key::of_name("domain", "b").public_name());
     }
 }

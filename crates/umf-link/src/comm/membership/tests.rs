@@ -6,7 +6,7 @@ use std::sync::Barrier;
 use sys::CloseOnFork;
 
 /// Whether no socket has the name that the address begins with.
-fn is_gone(address: &[u8; 64]) -> bool {
+fn is_gone(_: Option<&Directory>, address: &[u8; 64]) -> bool {
     let length = address.iter().position(|&byte| byte == 0).unwrap_or(address.len());
     sys::is_free(&address[..length]).unwrap_or(false)
 }
@@ -30,7 +30,7 @@ fn job(name: &str) -> String {
 }
 
 fn join(job: &str, rank: usize, size: usize) -> Membership {
-    Membership::join(job, rank, size, is_gone).unwrap()
+    Membership::join(job, rank, size, is_gone, &LinkSettings::default()).unwrap()
 }
 
 const LONG: Duration = Duration::from_secs(60);
@@ -55,7 +55,7 @@ fn published_rank_is_found_and_its_leaving_is_seen() {
             wait(&first, seen);
             first.member(1)
         });
-        second.publish(&address).unwrap();
+        second.publish(&address, 7).unwrap();
         waiter.join().unwrap().unwrap()
     });
     assert_eq!(member.address, address);
@@ -67,7 +67,7 @@ fn published_rank_is_found_and_its_leaving_is_seen() {
     // Also when another process is that rank by now.
     let (_other, address) = listen("found-other");
     let second = join(&job, 1, 2);
-    second.publish(&address).unwrap();
+    second.publish(&address, 7).unwrap();
     let now = first.member(1).unwrap();
     assert!(now.address == address && now.incarnation != member.incarnation && !now.has_left);
 }
@@ -78,15 +78,15 @@ fn second_publisher_of_living_rank_is_refused() {
     let (first, second) = (join(&job, 0, 1), join(&job, 0, 1));
     let (socket, address) = listen("taken");
     let (_other_socket, other) = listen("taken-other");
-    first.publish(&address).unwrap();
+    first.publish(&address, 7).unwrap();
     let member = first.member(0).unwrap();
     let pid = std::process::id().cast_signed();
     let taken = Error::RankTaken { job: job.clone(), rank: 0, pid };
-    assert_eq!(second.publish(&other).unwrap_err(), taken);
+    assert_eq!(second.publish(&other, 7).unwrap_err(), taken);
     assert_eq!(second.member(0), Some(member));
     // The process that was the rank ends.
     drop(socket);
-    second.publish(&other).unwrap();
+    second.publish(&other, 7).unwrap();
     let now = first.member(0).unwrap();
     assert!(now.address == other && now.incarnation != member.incarnation);
     // Its end is not taken for that of its successor, nor for a leave.
@@ -107,7 +107,7 @@ fn one_of_concurrent_publishers_wins() {
                 move || {
                     let membership = join(job, 0, 2);
                     meet.wait();
-                    let result = membership.publish(&address);
+                    let result = membership.publish(&address, 7);
                     meet.wait();
                     match &result {
                         Ok(()) => assert_eq!(witness.member(0).unwrap().address, address),
@@ -134,11 +134,11 @@ fn stalled_publisher_loses_its_claim() {
     let stalled = slot.claim().next();
     assert!(slot.replace(slot.claim(), stalled));
     assert_eq!(second.member(0), None);
-    second.publish(&address).unwrap();
+    second.publish(&address, 7).unwrap();
     let member = second.member(0).unwrap();
     assert_eq!(member.address, address);
     // It goes on.
-    assert!(!slot.write(stalled, 1, &[1; 64]));
+    assert!(!slot.write(stalled, 1, &[1; 64], 1));
     assert!(!slot.replace(stalled, stalled.with(SlotState::Here)));
     assert_eq!(second.member(0), Some(member));
 }
@@ -150,23 +150,25 @@ fn word_of_stalled_publisher_is_replaced() {
     let stalled = slot.claim().next();
     let claim = stalled.next();
     assert!(slot.replace(slot.claim(), claim));
-    assert!(slot.write(claim, 7, &[7; 64]));
+    assert!(slot.write(claim, 7, &[7; 64], u64::MAX - 7));
     // What the stalled one had loaded before the claim does not stand there any more.
     let (value, old) = (stalled.incarnation() << 32 | 1, 0);
     assert!(slot.words[3].compare_exchange(old, value, Ordering::Relaxed, Ordering::Relaxed).is_err());
-    assert_eq!(slot.read(claim.incarnation()), Some((7, [7; 64])));
+    assert_eq!(slot.read(claim.incarnation()), Some((7, [7; 64], u64::MAX - 7)));
     // Readers reject the word that it replaced, until the word is written again.
     slot.words[3].store(value, Ordering::Relaxed);
     assert_eq!(slot.read(claim.incarnation()), None);
-    assert!(slot.write(claim, 7, &[7; 64]));
-    assert_eq!(slot.read(claim.incarnation()), Some((7, [7; 64])));
+    assert!(slot.write(claim, 7, &[7; 64], u64::MAX - 7));
+    assert_eq!(slot.read(claim.incarnation()), Some((7, [7; 64], u64::MAX - 7)));
 }
 
 #[test]
 fn invalid_sizes_and_names_are_refused() {
     let job = job("checked");
     let _meeting = join(&job, 0, 3);
-    let fails = |job: &str, rank, size| Membership::join(job, rank, size, is_gone).unwrap_err();
+    let fails = |job: &str, rank, size| {
+        Membership::join(job, rank, size, is_gone, &LinkSettings::default()).unwrap_err()
+    };
     assert_eq!(fails(&job, 0, 4), Error::SizeMismatch { other: 3, own: 4 });
     assert_eq!(fails(&job, 0, MAX_RANKS), Error::SizeMismatch { other: 3, own: MAX_RANKS });
     for (rank, size) in [(3, 3), (0, 0), (0, MAX_RANKS + 1), (usize::MAX, 3)] {
@@ -182,7 +184,7 @@ fn invalid_sizes_and_names_are_refused() {
     assert!(text.contains(&small) && text.contains("too small"), "{text}");
     let last = join(&format!("{:j<32}", std::process::id()), MAX_RANKS - 1, MAX_RANKS);
     let (_socket, address) = listen("checked");
-    last.publish(&address).unwrap();
+    last.publish(&address, 7).unwrap();
     assert_eq!(last.member(MAX_RANKS - 1).map(|member| member.address), Some(address));
 }
 
@@ -218,7 +220,7 @@ fn killed_process_is_replaced_in_any_state() {
             let other = join(&job, 1, 2);
             let (_socket, address) = listen("killed");
             if is_done {
-                other.publish(&address).unwrap();
+                other.publish(&address, 7).unwrap();
             } else {
                 let slot = other.slot(1).unwrap();
                 assert!(slot.replace(slot.claim(), slot.claim().next()));
@@ -232,7 +234,7 @@ fn killed_process_is_replaced_in_any_state() {
         end(pid, libc::SIGKILL);
         let (_socket, address) = listen("killed-other");
         let other = join(&job, 1, 2);
-        other.publish(&address).unwrap();
+        other.publish(&address, 7).unwrap();
         let member = membership.member(1).unwrap();
         assert_eq!(member.address, address);
         assert!(member.incarnation > last);
@@ -248,9 +250,9 @@ fn forked_child_publishes_and_leaves_nothing() {
     let job = job("forked");
     let (mut first, second) = (Some(join(&job, 0, 2)), join(&job, 1, 2));
     let (_socket, address) = listen("forked");
-    first.as_ref().unwrap().publish(&address).unwrap();
+    first.as_ref().unwrap().publish(&address, 7).unwrap();
     let pid = fork(|| {
-        assert_eq!(second.publish(&address), Err(Error::Forked));
+        assert_eq!(second.publish(&address, 7), Err(Error::Forked));
         drop(first.take());
     });
     end(pid, 0);
@@ -286,7 +288,7 @@ fn overwritten_words_do_no_harm() {
             for rank in 0..4 {
                 let _ = membership.member(rank);
             }
-            let _ = membership.publish(&address);
+            let _ = membership.publish(&address, 7);
         }
         is_over.store(true, Ordering::Relaxed);
     });
@@ -297,9 +299,9 @@ fn overwritten_words_do_no_harm() {
         for rank in 0..4 {
             let _ = membership.member(rank);
         }
-        if let Ok(()) = membership.publish(&address) {
+        if let Ok(()) = membership.publish(&address, 7) {
             assert_eq!(membership.member(1).map(|member| member.address), Some(address));
         }
-        let _ = Membership::join(&job, 0, 3, is_gone).map(drop);
+        let _ = Membership::join(&job, 0, 3, is_gone, &LinkSettings::default()).map(drop);
     }
 }
