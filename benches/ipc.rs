@@ -211,8 +211,8 @@ fn cold_opens(bench: &mut Bench, producer: &mut Producer) -> Result<()> {
     })
 }
 
-/// Measures the first open of a handle of a producer that answers in a directory, beside one over its
-/// abstract socket.
+/// Measures the first open of a handle of a producer that answers in a directory, beside one over
+/// its abstract socket.
 fn first_contact_in_directory(bench: &mut Bench) -> Result<()> {
     let folder = tempfile::tempdir()?;
     let directory = folder.path().as_os_str();

@@ -77,8 +77,8 @@ impl Participant {
     }
 }
 
-/// Returns the table and its sender. If no participant was found, returns the ids of processes that are
-/// not participants.
+/// Returns the table and its sender. If no participant was found, returns the ids of processes that
+/// are not participants.
 fn fetch_table(
     name: &DomainName,
     first: u16,

@@ -39,8 +39,8 @@ pub(crate) enum Probe {
     OtherUser { uid: u32, pid: i32 },
     /// A process has the name, and cannot be connected now.
     Busy,
-    /// A process of this user, or of root, listens. In a directory with [`Allow::Handle`]: a process
-    /// that has still to prove the key.
+    /// A process of this user, or of root, listens. In a directory with [`Allow::Handle`]: a
+    /// process that has still to prove the key.
     Connected(OwnedFd),
 }
 
@@ -96,8 +96,8 @@ impl DomainName {
         self.place.as_ref().map_or(Allow::SameUser, |place| place.allow)
     }
 
-    /// Returns what participants have in common. Where processes of several users are permitted, that
-    /// is the name alone.
+    /// Returns what participants have in common. Where processes of several users are permitted,
+    /// that is the name alone.
     fn identity(&self, allow: Allow) -> String {
         match allow {
             Allow::SameUser => format!("{} {}", self.uid, self.text),
@@ -155,9 +155,9 @@ impl DomainName {
 
     /// Returns the lowest id of a living participant. `foreign` are ids that no participant has.
     ///
-    /// A list of all abstract sockets from the kernel is not atomic and can miss one. A second table
-    /// would then be made for a living domain, which would split it. So each id is probed. A list of a
-    /// directory has all files that exist all the time (`readdir(3)`).
+    /// A list of all abstract sockets from the kernel is not atomic and can miss one. A second
+    /// table would then be made for a living domain, which would split it. So each id is probed. A
+    /// list of a directory has all files that exist all the time (`readdir(3)`).
     pub(crate) fn first_alive(&self, foreign: &[u16]) -> Result<Option<u16>> {
         let ids = match &self.place {
             None => (0..MAX_PARTICIPANTS).collect(),

@@ -363,7 +363,8 @@ impl Participant {
     }
 }
 
-/// Returns the error for a participant of a domain in a directory that does not permit this process.
+/// Returns the error for a participant of a domain in a directory that does not permit this
+/// process.
 pub(super) fn not_permitted(name: &DomainName, rule: Allow) -> Error {
     match name.place() {
         Some(place) => place.error(name.as_str(), rule),

@@ -22,8 +22,8 @@ use umf_os::socket::{PeerTrust, peer, peer_trust_by};
 use crate::name::Probe;
 use crate::{Error, Result, sys};
 
-/// How long a probe waits for a place in the backlog of a participant. The kernel has no connect that
-/// does not block and reports the place later.
+/// How long a probe waits for a place in the backlog of a participant. The kernel has no connect
+/// that does not block and reports the place later.
 const PROBE_PATIENCE: Duration = Duration::from_millis(1);
 /// Connections that wait for a participant.
 const BACKLOG: i32 = 128;
@@ -125,8 +125,9 @@ impl Place {
         self.not_permitted(domain, uid, pid)
     }
 
-    /// Returns the result for a name whose owner the rule does not permit. With [`Allow::Group`] that
-    /// can be a participant, which must not be ignored: there would be two domains with one name.
+    /// Returns the result for a name whose owner the rule does not permit. With [`Allow::Group`]
+    /// that can be a participant, which must not be ignored: there would be two domains with one
+    /// name.
     fn not_permitted(&self, domain: &str, uid: u32, pid: i32) -> Result<Probe> {
         if self.allow == Allow::Group {
             Err(self.error(domain, self.allow))

@@ -121,7 +121,8 @@ fn join_goes_on_past_process_without_key() {
     assert!(folder.files().is_empty(), "{:?}", folder.files());
 }
 
-/// A process that has the lock of a name and accepts no connection looks like a stopped participant.
+/// A process that has the lock of a name and accepts no connection looks like a stopped
+/// participant.
 #[test]
 fn silent_owner_of_name_times_join_out() {
     let folder = Folder::new("silent");

@@ -34,9 +34,9 @@ const LONGEST_NAME: usize = 64;
 /// The address of an [`crate::Endpoint`]: 64 plain bytes, which an application passes through MPI,
 /// a socket, a file or argv.
 ///
-/// A value is well-formed. Only connecting shows whether a process listens there. If the endpoint is
-/// in a directory ([`LinkSettings::directory`]), a process needs the address to connect, so that it
-/// is a secret: `Debug` and the name of the socket do not show it, the text and the bytes do.
+/// A value is well-formed. Only connecting shows whether a process listens there. If the endpoint
+/// is in a directory ([`LinkSettings::directory`]), a process needs the address to connect, so that
+/// it is a secret: `Debug` and the name of the socket do not show it, the text and the bytes do.
 /// `docs/link.md` has the layout. Its text is `umfl2.` and 86 characters of URL-safe base64.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct LinkAddress {
@@ -106,7 +106,8 @@ impl LinkAddress {
         Ok(Self::new(boot_id_bytes(), pid(), nonce, place))
     }
 
-    /// Returns the address of the endpoint that a process with these settings has made with this name.
+    /// Returns the address of the endpoint that a process with these settings has made with this
+    /// name.
     pub(crate) fn of_name_by(settings: &LinkSettings, name: &str) -> crate::Result<Self> {
         if settings.directory.is_none() {
             return Self::of_name(name);

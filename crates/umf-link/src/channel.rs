@@ -536,8 +536,8 @@ mod tests {
         }
     }
 
-    /// The end of a process without a pid here is seen by the pidfd of the socket, also if a child keeps
-    /// the socket open, and without a pidfd by the end of the connection.
+    /// The end of a process without a pid here is seen by the pidfd of the socket, also if a child
+    /// keeps the socket open, and without a pidfd by the end of the connection.
     #[test]
     fn end_of_peer_without_pid_is_seen_with_and_without_pidfd() {
         let (socket, other) = socket_pair();
@@ -547,7 +547,8 @@ mod tests {
         let child = unsafe { libc::fork() };
         assert!(child >= 0);
         if child == 0 {
-            // SAFETY: a raw clone, which runs no fork handlers, so that the grandchild keeps the socket.
+            // SAFETY: a raw clone, which runs no fork handlers, so that the grandchild keeps the
+            // socket.
             let grandchild = unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) };
             if grandchild > 0 {
                 let _ = rustix::io::write(&sent, &(grandchild as i32).to_ne_bytes());

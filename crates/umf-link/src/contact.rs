@@ -1,5 +1,6 @@
-//! How the processes of a link find each other, and which processes they accept: abstract sockets of one user, or
-//! sockets in a directory ([`umf_ipc::rendezvous`]) with a proof of the address's key.
+//! How the processes of a link find each other, and which processes they accept: abstract sockets
+//! of one user, or sockets in a directory ([`umf_ipc::rendezvous`]) with a proof of the address's
+//! key.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -59,8 +60,8 @@ impl Listener {
     }
 }
 
-/// Connects to the process that listens at an address, and checks it. Returns the connection and the
-/// pid of the process; 0 if this pid namespace does not show it.
+/// Connects to the process that listens at an address, and checks it. Returns the connection and
+/// the pid of the process; 0 if this pid namespace does not show it.
 pub(crate) fn connect(
     address: &LinkAddress,
     settings: &LinkSettings,
@@ -125,8 +126,8 @@ fn trusted_pid(socket: &OwnedFd, rule: Allow) -> Result<i32> {
     }
 }
 
-/// Checks a process that has connected to the endpoint of an address, and receives its hello. Returns
-/// its pid, the hello and its descriptors. The process is told if the rule refuses it.
+/// Checks a process that has connected to the endpoint of an address, and receives its hello.
+/// Returns its pid, the hello and its descriptors. The process is told if the rule refuses it.
 pub(crate) fn receive_hello(
     socket: &OwnedFd,
     address: &LinkAddress,

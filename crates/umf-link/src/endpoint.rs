@@ -144,8 +144,8 @@ impl LinkBuilder {
     }
 
     /// Returns the address of the endpoint that has this name, if [`LinkSettings::directory`] and
-    /// [`LinkSettings::allow`] are the same in the process that made it. A name has 1 to 64 letters,
-    /// digits and `._:/+=@-`.
+    /// [`LinkSettings::allow`] are the same in the process that made it. A name has 1 to 64
+    /// letters, digits and `._:/+=@-`.
     ///
     /// # Errors
     /// [`Error::BadName`].
@@ -153,7 +153,8 @@ impl LinkBuilder {
         LinkAddress::of_name_by(&self.settings, name)
     }
 
-    /// Makes an endpoint with a name, by which other processes find it ([`LinkBuilder::address_of`]).
+    /// Makes an endpoint with a name, by which other processes find it
+    /// ([`LinkBuilder::address_of`]).
     ///
     /// # Errors
     /// [`Error::BadName`], [`Error::NameTaken`]; as [`LinkBuilder::bind`].
@@ -168,9 +169,10 @@ impl LinkBuilder {
     /// Connects to an endpoint. `None` waits without a timeout.
     ///
     /// # Errors
-    /// [`Error::OtherMachine`], [`Error::OtherPlace`], [`Error::NotListening`], [`Error::OtherUser`],
-    /// [`Error::NotPermitted`], [`Error::NotProven`], [`Error::Directory`]; [`Error::TimedOut`] if the connection is not accepted; [`Error::System`]: no descriptors or no shared memory are
-    /// left. Nothing stays open after an error.
+    /// [`Error::OtherMachine`], [`Error::OtherPlace`], [`Error::NotListening`],
+    /// [`Error::OtherUser`], [`Error::NotPermitted`], [`Error::NotProven`], [`Error::Directory`];
+    /// [`Error::TimedOut`] if the connection is not accepted; [`Error::System`]: no descriptors or
+    /// no shared memory are left. Nothing stays open after an error.
     pub fn connect(&self, address: &LinkAddress, timeout: Option<Duration>) -> Result<Link> {
         let (shared, fds) = InboxShared::create(self.settings.clone(), self.importer, None)?;
         match connect(&shared, &fds, address, timeout, [0; 4])? {
@@ -315,8 +317,9 @@ pub(crate) fn has_agreed(channel: &Channel) -> bool {
 }
 
 /// A listening socket, to which other processes of this user connect, or those that
-/// [`LinkSettings::allow`] permits. The kernel removes it when the endpoint is dropped or the process
-/// ends. In a directory, the next process that listens there removes what a killed process has left.
+/// [`LinkSettings::allow`] permits. The kernel removes it when the endpoint is dropped or the
+/// process ends. In a directory, the next process that listens there removes what a killed process
+/// has left.
 ///
 /// Links outlive the endpoint. Several threads may use it at the same time.
 #[derive(Debug)]

@@ -61,9 +61,9 @@ umf_core::settings! {
     parts {
         /// How long connecting and accepting may take once the other side is there. Default: 2 s.
         pub handshake: Duration = Duration::from_secs(2);
-        /// A function that calls run at least every 25 ms once they sleep. If it returns `true`, the
-        /// call ends with [`Error::Interrupted`](crate::Error::Interrupted). For the signals of an
-        /// interpreter. Default: none.
+        /// A function that calls run at least every 25 ms once they sleep. If it returns `true`,
+        /// the call ends with [`Error::Interrupted`](crate::Error::Interrupted). For the signals of
+        /// an interpreter. Default: none.
         pub interrupt: Option<fn() -> bool> = None;
         /// The directory in which endpoints and ranks have their sockets, for processes without a
         /// common network namespace. All processes set it, each to its own path of the same

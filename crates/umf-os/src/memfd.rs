@@ -237,8 +237,8 @@ impl Drop for SharedMapping {
 /// read-only, `EINVAL` if it is locked.
 ///
 /// # Safety
-/// The range is whole pages of one mapping, which lasts during the call. No reference into it relies
-/// on its contents.
+/// The range is whole pages of one mapping, which lasts during the call. No reference into it
+/// relies on its contents.
 pub unsafe fn release_pages(address: NonNull<u8>, size: usize) -> Result<()> {
     // SAFETY: the caller guarantees that no contents are needed.
     unsafe { rustix::mm::madvise(address.as_ptr().cast(), size, Advice::LinuxRemove) }

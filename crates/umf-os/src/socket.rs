@@ -9,8 +9,8 @@ use crate::SystemResult;
 use crate::process::effective_uid;
 
 umf_core::words! {
-    /// Which processes may be the peer of a socket. Each rule permits processes of the same user, and
-    /// of root.
+    /// Which processes may be the peer of a socket. Each rule permits processes of the same user,
+    /// and of root.
     #[derive(Default)]
     pub enum Allow {
         /// No others.
@@ -24,7 +24,8 @@ umf_core::words! {
 }
 
 impl Allow {
-    /// Returns the mode of a socket file for this rule: the users that the rule permits can connect.
+    /// Returns the mode of a socket file for this rule: the users that the rule permits can
+    /// connect.
     #[must_use]
     pub const fn socket_mode(self) -> u32 {
         match self {
@@ -35,8 +36,9 @@ impl Allow {
     }
 }
 
-/// Compares the user of a socket's peer with the user of this process and, if the rule permits it, its
-/// groups. [`Allow::Handle`] trusts a peer of another user only after a proof, which is not tested here.
+/// Compares the user of a socket's peer with the user of this process and, if the rule permits it,
+/// its groups. [`Allow::Handle`] trusts a peer of another user only after a proof, which is not
+/// tested here.
 ///
 /// # Errors
 /// Those of `getsockopt(2)`.
@@ -83,9 +85,9 @@ pub fn peer_trust(socket: BorrowedFd<'_>) -> SystemResult<PeerTrust> {
     Ok(if may_signal { PeerTrust::Trusted } else { PeerTrust::Unmapped })
 }
 
-/// Returns whether the peer's effective group, or one of its other groups, is the effective group of
-/// this process (`SO_PEERCRED`, `SO_PEERGROUPS`, `unix(7)`). A group without a number in this user
-/// namespace is never the same.
+/// Returns whether the peer's effective group, or one of its other groups, is the effective group
+/// of this process (`SO_PEERCRED`, `SO_PEERGROUPS`, `unix(7)`). A group without a number in this
+/// user namespace is never the same.
 ///
 /// # Errors
 /// Those of `getsockopt(2)`; before Linux 4.13 the other groups are unknown.

@@ -30,8 +30,8 @@
 //! ```
 //!
 //! [`builder`] starts with the settings of this process (`[link]` in `umf.toml`, `UMF_LINK_*`; the
-//! directory and the permitted processes of `[ipc]`) and its importer. Change it as needed, and bind, connect or join with it. `docs/link.md` has the
-//! guarantees.
+//! directory and the permitted processes of `[ipc]`) and its importer. Change it as needed, and
+//! bind, connect or join with it. `docs/link.md` has the guarantees.
 
 use std::time::Duration;
 

@@ -80,8 +80,8 @@ umf_core::settings! {
         /// Timeout of an exchange over a socket, in milliseconds.
         pub open_timeout("open_timeout_ms"): Duration as Milliseconds = Duration::from_secs(2),
             "a whole number of milliseconds, at least 1" if |time| !time.is_zero();
-        /// Limit of the bytes of blocks whose handles were sent (send_handle) and not opened yet; 0 is
-        /// a quarter of the memory of the machine or control group. At the limit a send fails.
+        /// Limit of the bytes of blocks whose handles were sent (send_handle) and not opened yet; 0
+        /// is a quarter of the memory of the machine or control group. At the limit a send fails.
         pub max_in_transit: u64 as ByteSize = 0;
         /// Age in milliseconds from which sent handles are given up when max_in_transit is reached.
         pub expire_after("expire_after_ms"): Duration as Milliseconds = umf_ipc::transit::DEFAULT_EXPIRE_AFTER;
@@ -92,14 +92,16 @@ umf_core::settings! {
     }
 }
 
-/// The directory that NVIDIA's driver of dynamic resource allocation mounts into all containers that
-/// share a device.
+/// The directory that NVIDIA's driver of dynamic resource allocation mounts into all containers
+/// that share a device.
 const DRA_DIRECTORY: &str = "NVIDIA_DRA_LOCAL_IPC_DIR";
 
 impl Ipc {
-    /// Returns the directory of sockets: that of the settings, else that of `NVIDIA_DRA_LOCAL_IPC_DIR`.
+    /// Returns the directory of sockets: that of the settings, else that of
+    /// `NVIDIA_DRA_LOCAL_IPC_DIR`.
     ///
-    /// The latter was not set for umf. So it is used only if it is suitable, with a warning otherwise.
+    /// The latter was not set for umf. So it is used only if it is suitable, with a warning
+    /// otherwise.
     #[must_use]
     pub fn directory_in_force(&self) -> Option<PathBuf> {
         if !self.directory.as_os_str().is_empty() {

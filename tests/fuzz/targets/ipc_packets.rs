@@ -1,5 +1,5 @@
-//! Decodes packets of producers' sockets, and takes packets of proofs. Decoding never panics. A decoded packet encodes to the
-//! same bytes.
+//! Decodes packets of producers' sockets, and takes packets of proofs. Decoding never panics. A
+//! decoded packet encodes to the same bytes.
 
 #![no_main]
 

@@ -1,7 +1,7 @@
 //! The collection of a dead producer's memory, at one ledger slot (`docs/leases.md`).
 //!
-//! A producer has published a block, and may have sent a ticket of it. It is killed at any step. Two
-//! importers open the handle and tickets, close, and send tickets of what they have open. Two
+//! A producer has published a block, and may have sent a ticket of it. It is killed at any step.
+//! Two importers open the handle and tickets, close, and send tickets of what they have open. Two
 //! collectors release the memory of the block if no owned row counts it. Importers and collectors
 //! are killed at any step too. The kernel then drops their locks, and a new process takes the place
 //! of each.

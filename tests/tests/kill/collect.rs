@@ -1,9 +1,9 @@
 //! The campaign for the memory of dead producers: importers that collect it are killed at each
 //! failpoint.
 //!
-//! Three importers have a block open each, of a producer that is killed. One of them is killed while
-//! it collects, another collects at the same time. The blocks that the survivors have open must keep
-//! their contents, no open may succeed, and the rest of the memory must be released.
+//! Three importers have a block open each, of a producer that is killed. One of them is killed
+//! while it collects, another collects at the same time. The blocks that the survivors have open
+//! must keep their contents, no open may succeed, and the rest of the memory must be released.
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;

@@ -34,8 +34,8 @@ pub(crate) fn run(seed: u64, times: u64) -> FailpointTally {
     campaign(seed, times, None, plan::is_of_links_without_directory)
 }
 
-/// As [`run`], for links and ranks that find each other in a directory. The kills are at the failpoints
-/// of finding and leaving; those of messages are the same without a directory.
+/// As [`run`], for links and ranks that find each other in a directory. The kills are at the
+/// failpoints of finding and leaving; those of messages are the same without a directory.
 pub(crate) fn run_in_directory(seed: u64, times: u64) -> FailpointTally {
     let folder = tempfile::tempdir().unwrap();
     let tally = campaign(seed, times, Some(folder.path()), plan::is_of_links_in_directory);

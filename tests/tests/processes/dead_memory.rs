@@ -343,8 +343,8 @@ impl Drop for Group {
     }
 }
 
-/// A producer with 64 MiB under a limit of 100 MiB is killed and starts again, while an importer has
-/// a block of each of its lives open. What that importer keeps must not add up.
+/// A producer with 64 MiB under a limit of 100 MiB is killed and starts again, while an importer
+/// has a block of each of its lives open. What that importer keeps must not add up.
 #[test]
 fn producer_that_restarts_under_a_limit_is_not_killed_for_memory() {
     const TEST: &str = "producer_that_restarts_under_a_limit_is_not_killed_for_memory";

@@ -21,8 +21,8 @@ fn container() -> i32 {
     own | if machine::is_root() { 0 } else { libc::CLONE_NEWUSER }
 }
 
-/// The rule that containers need here: without root, each has its user namespace, in which no user has
-/// a number.
+/// The rule that containers need here: without root, each has its user namespace, in which no user
+/// has a number.
 fn rule() -> &'static str {
     if machine::is_root() { "same-user" } else { "handle" }
 }
@@ -52,8 +52,8 @@ fn files(folder: &TempDir) -> Vec<String> {
     entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
 }
 
-/// Four ranks in four containers, which share nothing but a directory: every rank opens the block of
-/// every other one, holds leases, sees stale handles, and survives the death of the others.
+/// Four ranks in four containers, which share nothing but a directory: every rank opens the block
+/// of every other one, holds leases, sees stale handles, and survives the death of the others.
 #[test]
 fn ranks_in_containers_share_memory_over_a_directory() {
     const TEST: &str = "ranks_in_containers_share_memory_over_a_directory";

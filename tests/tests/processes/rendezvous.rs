@@ -263,8 +263,8 @@ fn ranks_in_four_containers_reduce_and_one_is_killed_and_replaced() {
     shared.assert_empty();
 }
 
-/// Other users are permitted by their group, or by the name of the domain or an address, if the rule
-/// says so.
+/// Other users are permitted by their group, or by the name of the domain or an address, if the
+/// rule says so.
 #[test]
 fn other_users_are_permitted_by_rule_only() {
     const TEST: &str = "other_users_are_permitted_by_rule_only";

@@ -132,7 +132,8 @@ impl Directory {
     }
 }
 
-/// The path of a directory that a child may make. Dropping this removes it: the child may be killed.
+/// The path of a directory that a child may make. Dropping this removes it: the child may be
+/// killed.
 struct TemporaryDirectory(PathBuf);
 
 impl TemporaryDirectory {

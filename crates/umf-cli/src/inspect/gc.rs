@@ -20,12 +20,12 @@ const FOLDER: &str = "/dev/shm";
 
 /// Shows and removes shared memory that killed processes left behind.
 ///
-/// Named shared memory in /dev/shm is left behind by the process that made it. An object is removed if
-/// a umf provider marked it as its own and the kernel grants a lease on it, so that no process has
-/// it open or mapped.
+/// Named shared memory in /dev/shm is left behind by the process that made it. An object is removed
+/// if a umf provider marked it as its own and the kernel grants a lease on it, so that no process
+/// has it open or mapped.
 ///
-/// In the directory of sockets (UMF_IPC_DIR), the files of ended processes of this boot are removed.
-/// The next process that uses the directory does the same.
+/// In the directory of sockets (UMF_IPC_DIR), the files of ended processes of this boot are
+/// removed. The next process that uses the directory does the same.
 ///
 /// Unnamed memory of a killed producer stays as long as an importer has a part of it open. What no
 /// importer has open is released. That needs root. Importers release it themselves at their next

@@ -232,7 +232,8 @@ impl Exporter {
         self.inner.current().map_or_else(CacheStatistics::default, ExporterState::statistics)
     }
 
-    /// Returns whether this process answers on a socket (the exchange modes `socket` and `directory`).
+    /// Returns whether this process answers on a socket (the exchange modes `socket` and
+    /// `directory`).
     #[must_use]
     pub fn is_served(&self) -> bool {
         self.inner.current().is_some_and(ExporterState::is_served)

@@ -492,11 +492,12 @@ impl ExporterState {
 }
 
 impl Sockets {
-    /// Returns the sockets that importers will probably need, from what is known at the first export.
+    /// Returns the sockets that importers will probably need, from what is known at the first
+    /// export.
     ///
     /// `procfs` works for the same user at every yama scope. So yama is a reason for an abstract
-    /// socket only for memory that cannot be opened through `/proc`. `pidfd` and `procfs` do not work
-    /// with an undumpable process, from outside of a pid namespace, or for other users.
+    /// socket only for memory that cannot be opened through `/proc`. `pidfd` and `procfs` do not
+    /// work with an undumpable process, from outside of a pid namespace, or for other users.
     fn of(settings: &ExporterSettings, procfs: bool) -> Result<Self> {
         let has_directory = settings.directory.is_some();
         Ok(match &settings.exchange {

@@ -178,8 +178,8 @@ impl Handle {
         self.sealed()
     }
 
-    /// Returns the plain handle of the memory of this one: without a ticket. It is stale once the memory
-    /// is freed.
+    /// Returns the plain handle of the memory of this one: without a ticket. It is stale once the
+    /// memory is freed.
     #[must_use]
     pub fn plain(self) -> Self {
         if self.has_ticket() { self.with_ticket(None) } else { self }

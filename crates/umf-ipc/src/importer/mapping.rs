@@ -36,8 +36,8 @@ pub(super) struct OpenBlock {
     pub generation: u64,
     /// The slot's generation in the producer's ledger.
     pub word: NonNull<AtomicU64>,
-    /// [`HOST_ACCESSIBLE`], [`READ_ONLY`], [`BRACKETS_ACCESS`], [`CLAIMED`]. A whole word, so that an
-    /// open copies no padding.
+    /// [`HOST_ACCESSIBLE`], [`READ_ONLY`], [`BRACKETS_ACCESS`], [`CLAIMED`]. A whole word, so that
+    /// an open copies no padding.
     pub flags: u64,
     /// The region.
     pub region: NonNull<ImportedRegion>,
@@ -95,14 +95,15 @@ impl<'i> Mapping<'i> {
         self.block.length
     }
 
-    /// Passes on the memory: returns a handle for a message, as [`crate::Exporter::send_handle`] does
-    /// for memory of this process. `handle` is the one that the mapping was opened with. The mapping
-    /// may be closed afterwards, and its producer may have freed the memory before.
+    /// Passes on the memory: returns a handle for a message, as [`crate::Exporter::send_handle`]
+    /// does for memory of this process. `handle` is the one that the mapping was opened with. The
+    /// mapping may be closed afterwards, and its producer may have freed the memory before.
     ///
     /// # Errors
-    /// [`Error::OtherHandle`]; those of opening a lease table; [`Error::LimitReached`] for more than
-    /// 524,288 handles in transit; [`Error::TransitFull`]; [`Error::LeasesOff`] if this importer opens without leases;
-    /// [`Error::Stale`] in a forked child of the process that opened it, if the memory was freed.
+    /// [`Error::OtherHandle`]; those of opening a lease table; [`Error::LimitReached`] for more
+    /// than 524,288 handles in transit; [`Error::TransitFull`]; [`Error::LeasesOff`] if this
+    /// importer opens without leases; [`Error::Stale`] in a forked child of the process that opened
+    /// it, if the memory was freed.
     pub fn send_handle(&self, handle: &Handle, readers: NonZeroU16) -> Result<Handle> {
         let OpenBlock { generation, lease, .. } = self.block;
         let producer = &self.region().producer;
@@ -128,8 +129,9 @@ impl<'i> Mapping<'i> {
         Ok(handle.with_ticket(Some(ticket)))
     }
 
-    /// Returns whether this open has claimed the ticket of its handle: the reader is one of those that
-    /// the sender has counted. `false` for a plain handle, and for an open too many of a live block.
+    /// Returns whether this open has claimed the ticket of its handle: the reader is one of those
+    /// that the sender has counted. `false` for a plain handle, and for an open too many of a live
+    /// block.
     #[must_use]
     pub const fn has_claimed_ticket(&self) -> bool {
         self.block.flags & CLAIMED != 0

@@ -61,10 +61,10 @@ impl ImporterInner {
         is_open.is_some()
     }
 
-    /// Opens a handle that is in this thread's memo. Returns the pin and the block, of which a lease
-    /// was counted, and what `admit` returns for the block's address and length. The caller builds
-    /// the mapping where it stays: to copy one, a processor has to wait for the stores of its
-    /// fields.
+    /// Opens a handle that is in this thread's memo. Returns the pin and the block, of which a
+    /// lease was counted, and what `admit` returns for the block's address and length. The caller
+    /// builds the mapping where it stays: to copy one, a processor has to wait for the stores of
+    /// its fields.
     #[inline(always)]
     fn open_fast<T>(
         &self,
@@ -131,7 +131,8 @@ impl ImporterInner {
         opened
     }
 
-    /// Returns the error of a handle with a ticket that cannot be claimed, and whose block was freed.
+    /// Returns the error of a handle with a ticket that cannot be claimed, and whose block was
+    /// freed.
     fn ticket_error(&self, handle: &Handle, pid: u32, slot: u32) -> Error {
         let is_cancelled = || {
             let producer = self.producer(handle).ok()?;

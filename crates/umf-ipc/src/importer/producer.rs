@@ -259,8 +259,8 @@ impl Producer {
         if handle.fits(now) { Ok(slot) } else { Err(self.stale(handle, now)) }
     }
 
-    /// Returns the error of a handle that was retired after it was sent with a ticket. What it names
-    /// may have been replaced, unless the ticket is open.
+    /// Returns the error of a handle that was retired after it was sent with a ticket. What it
+    /// names may have been replaced, unless the ticket is open.
     fn retired(&self, handle: &Handle) -> Option<Error> {
         let now = self.ledger.slot(handle.slot()).map_or(0, SlotReader::generation);
         (now != handle.generation()).then(|| self.stale(handle, now))
@@ -387,8 +387,8 @@ pub(super) fn passed_on() -> u64 {
     senders.iter().map(|producer| sent(producer) as u64).sum()
 }
 
-/// Cancels a handle of [`super::Mapping::send_handle`]: it becomes a plain handle. Returns `false` if
-/// all readers have claimed it, or if no importer of this process has sent it.
+/// Cancels a handle of [`super::Mapping::send_handle`]: it becomes a plain handle. Returns `false`
+/// if all readers have claimed it, or if no importer of this process has sent it.
 pub fn cancel_passed_on(handle: &Handle) -> bool {
     let Some(ticket) = handle.ticket() else { return false };
     let senders = SENDERS.lock();

@@ -131,8 +131,8 @@ impl DeadMemory {
         self.files.iter().map(bytes).try_fold(0_u64, |sum, bytes| Some(sum.saturating_add(bytes?)))
     }
 
-    /// Returns the bytes that the producer's pools had reserved when it last published them: at most
-    /// about this much is left of it.
+    /// Returns the bytes that the producer's pools had reserved when it last published them: at
+    /// most about this much is left of it.
     #[must_use]
     pub fn reserved_bytes(&self) -> u64 {
         let pools = self.ledger.statistics().map_or_else(Vec::new, |it| it.pools);

@@ -18,9 +18,9 @@ use crate::transfer::socket::{DIRECTORY_FAMILY, Request, directory_prefix};
 const TIMEOUT: Duration = Duration::from_millis(250);
 
 impl Search {
-    /// Adds the ledgers of the producers that answer in a directory and were not found in `/proc`. They
-    /// are in other pid namespaces, or their files may not be inspected. Producers that serve their own
-    /// user only, and are another user's, do not answer.
+    /// Adds the ledgers of the producers that answer in a directory and were not found in `/proc`.
+    /// They are in other pid namespaces, or their files may not be inspected. Producers that serve
+    /// their own user only, and are another user's, do not answer.
     ///
     /// Returns the number of producers that did not answer.
     ///

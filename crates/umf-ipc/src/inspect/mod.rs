@@ -3,8 +3,8 @@
 //!
 //! [`find`] searches `/proc` for the ledgers of all processes that this one may inspect. The ledger
 //! of a killed process is found as long as an importer has it open. Other processes wrote the
-//! contents. So they are copied, not mapped, and checked before use. Producers in other containers are
-//! asked over their directory ([`Search::add_directory`]).
+//! contents. So they are copied, not mapped, and checked before use. Producers in other containers
+//! are asked over their directory ([`Search::add_directory`]).
 
 mod dead_memory;
 mod directory;

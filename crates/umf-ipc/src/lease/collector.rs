@@ -72,7 +72,8 @@ pub(crate) struct Collector<'t> {
 
 impl<'t> Collector<'t> {
     /// Begins a collection. `fd` is the table, whose identity is `file` and whose header is `head`.
-    /// The caller has found that the producer has ended. Returns `None` if another process collects.
+    /// The caller has found that the producer has ended. Returns `None` if another process
+    /// collects.
     ///
     /// # Errors
     /// Those of opening the table again and of locking it.
@@ -87,8 +88,9 @@ impl<'t> Collector<'t> {
         Ok(is_locked.then_some(Self { table, head }))
     }
 
-    /// Sets `dead`, then returns the slots that a row with an owner counts. Returns `None` if tickets
-    /// were sent or claimed during each pass, or without memory. Clears rows without an owner.
+    /// Sets `dead`, then returns the slots that a row with an owner counts. Returns `None` if
+    /// tickets were sent or claimed during each pass, or without memory. Clears rows without an
+    /// owner.
     ///
     /// # Errors
     /// Those of reading, locking and clearing rows. Then all memory counts as leased.

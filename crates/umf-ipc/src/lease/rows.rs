@@ -224,8 +224,8 @@ impl ImporterLeases {
     /// Begins a collection of the producer's memory: see [`Collector::begin`].
     ///
     /// # Errors
-    /// As [`Collector::begin`]; `EBADF` in a process without `/proc`, which has no descriptor of the
-    /// table.
+    /// As [`Collector::begin`]; `EBADF` in a process without `/proc`, which has no descriptor of
+    /// the table.
     pub(crate) fn collector(&self) -> umf_os::SystemResult<Option<Collector<'_>>> {
         let fd = self.fd.as_ref().ok_or(Errno::BADF)?;
         Collector::begin(fd.as_fd(), self.file, &self.head)

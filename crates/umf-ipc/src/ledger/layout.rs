@@ -32,8 +32,8 @@ pub(crate) const FLAG_DROPPED: u32 = 16;
 pub(crate) const FLAG_NOT_ALONE: u32 = 32;
 /// The byte whose write lock shows that the producer runs.
 pub(crate) const LIVENESS_BYTE: u64 = 0;
-/// The byte whose write lock shows that the producer or a forked child that has inherited its memory
-/// runs.
+/// The byte whose write lock shows that the producer or a forked child that has inherited its
+/// memory runs.
 pub(crate) const MEMORY_BYTE: u64 = 1;
 /// Offset of the slots, in bytes.
 pub(crate) const HEADER_SIZE: usize = 4096;

@@ -130,9 +130,9 @@ pub(crate) mod ticket {
         word >> READERS
     }
 
-    /// Sends a ticket of an export for which the sender has counted a lease ([`super::count_lease`])
-    /// in the row of `word`, a word without readers. Returns the ticket's number. `is_unused`: no ticket
-    /// of the sender has the number.
+    /// Sends a ticket of an export for which the sender has counted a lease
+    /// ([`super::count_lease`]) in the row of `word`, a word without readers. Returns the ticket's
+    /// number. `is_unused`: no ticket of the sender has the number.
     pub(crate) fn send<W: Number>(
         word: &W,
         events: &W,

@@ -112,8 +112,8 @@ impl Directory {
         Ok(directory)
     }
 
-    /// Binds a name and listens. Returns `None` if a running process has the name. `mode` is that of
-    /// the socket: processes that may write it may connect.
+    /// Binds a name and listens. Returns `None` if a running process has the name. `mode` is that
+    /// of the socket: processes that may write it may connect.
     ///
     /// # Errors
     /// [`DirectoryError`]. Nothing is left in the directory.
@@ -122,8 +122,8 @@ impl Directory {
         lock.listen(mode, backlog).map(Some)
     }
 
-    /// Binds as [`Directory::bind`] does, and does not wait for a process that looks for left-overs:
-    /// then the name counts as taken.
+    /// Binds as [`Directory::bind`] does, and does not wait for a process that looks for
+    /// left-overs: then the name counts as taken.
     ///
     /// # Errors
     /// As [`Directory::bind`].
@@ -132,8 +132,9 @@ impl Directory {
         lock.listen(mode, backlog).map(Some)
     }
 
-    /// Acquires the lock of a name, without a socket. Does not wait. Returns `None` if another process
-    /// holds it. `mode` is that of the lock file: processes that may write it may take the lock.
+    /// Acquires the lock of a name, without a socket. Does not wait. Returns `None` if another
+    /// process holds it. `mode` is that of the lock file: processes that may write it may take the
+    /// lock.
     ///
     /// # Errors
     /// [`DirectoryError`].
@@ -230,8 +231,8 @@ impl Directory {
     ///
     /// # Errors
     /// [`DirectoryError`]; its errno is `ENOENT` if there is no such name, `ECONNREFUSED` if no
-    /// process listens, `EAGAIN` after the timeout, `EINTR` after a signal, `ENOTSOCK` and `ELOOP` if
-    /// the name is a file of another type or a symbolic link.
+    /// process listens, `EAGAIN` after the timeout, `EINTR` after a signal, `ENOTSOCK` and `ELOOP`
+    /// if the name is a file of another type or a symbolic link.
     pub fn connect(&self, name: &str, timeout: Option<Duration>) -> Result<OwnedFd> {
         let directory = self.open(OFlags::PATH)?;
         let error = |operation| self.failed(operation);
@@ -318,8 +319,8 @@ impl Directory {
         Ok(names)
     }
 
-    /// Removes the files of names with `prefix` whose owners have ended. `family` is the beginning of
-    /// all names of umf, which `prefix` begins with.
+    /// Removes the files of names with `prefix` whose owners have ended. `family` is the beginning
+    /// of all names of umf, which `prefix` begins with.
     ///
     /// # Errors
     /// [`DirectoryError`] of the directory itself.
@@ -413,8 +414,8 @@ const fn lock_mode(socket_mode: u32) -> u32 {
     0o600 | socket_mode & 0o044
 }
 
-/// The lock of a name, which this process holds. Dropping it removes the files of the name. Dropping it
-/// in a forked child does nothing.
+/// The lock of a name, which this process holds. Dropping it removes the files of the name.
+/// Dropping it in a forked child does nothing.
 #[derive(Debug)]
 pub struct NamedLock {
     directory: Directory,

@@ -16,8 +16,8 @@ const MAX_RECORD: usize = 128;
 /// The byte whose write lock is held.
 const BYTE: u64 = 0;
 
-/// A lock file that this process has opened. Forks of this process wait until it is dropped: a child
-/// would share its open file description, and with it the lock.
+/// A lock file that this process has opened. Forks of this process wait until it is dropped: a
+/// child would share its open file description, and with it the lock.
 #[derive(Debug)]
 pub(super) struct LockFile {
     fd: OwnedFd,
@@ -32,13 +32,14 @@ pub(super) enum Record {
     Same,
     /// The owner has not written it yet, or ended before.
     Empty,
-    /// The owner locked another file than the one that this process sees, or the text is not a record.
+    /// The owner locked another file than the one that this process sees, or the text is not a
+    /// record.
     Other,
 }
 
 impl LockFile {
-    /// Opens the file `name` in a directory. `create`: with this mode, if there is none. Then `EEXIST`
-    /// means that it was removed meanwhile.
+    /// Opens the file `name` in a directory. `create`: with this mode, if there is none. Then
+    /// `EEXIST` means that it was removed meanwhile.
     pub(super) fn open(
         directory: impl AsFd,
         name: &str,
@@ -108,7 +109,8 @@ impl LockFile {
         Ok(if bytes.starts_with(own.as_bytes()) { Record::Same } else { Record::Other })
     }
 
-    /// Passes the lock, which the caller holds, to a mapping of the file, and closes the descriptor.
+    /// Passes the lock, which the caller holds, to a mapping of the file, and closes the
+    /// descriptor.
     pub(super) fn into_held(self) -> Result<HeldLock> {
         let mut mapping = SharedMapping::at(&self.fd, 0, page_size(), false)?;
         mapping.exclude_from_fork()?;
@@ -117,8 +119,8 @@ impl LockFile {
     }
 }
 
-/// A lock that lasts until this is dropped or the process ends. A program that closes all descriptors
-/// does not lose it. Forked children do not have it.
+/// A lock that lasts until this is dropped or the process ends. A program that closes all
+/// descriptors does not lose it. Forked children do not have it.
 #[derive(Debug)]
 pub(super) struct HeldLock {
     identity: FileIdentity,

@@ -559,7 +559,8 @@ impl FdChannel {
         refused(Mode::Socket, reason, diagnosis::OTHER_NETWORK_NAMESPACE)
     }
 
-    /// Returns the failure of a name in the directory that does not exist, or that no process answers.
+    /// Returns the failure of a name in the directory that does not exist, or that no process
+    /// answers.
     fn not_in_directory(&self, socket: &SocketClient, directory: &Directory) -> Failure {
         let gone = Failure::Final(Error::ProducerGone { pid: self.pid });
         if self.has_ended_by_pidfd() || socket.answered.load(Ordering::Relaxed) {

@@ -148,8 +148,8 @@ fn in_other_user_namespace(pid: u32) -> bool {
     let inode = |path: &str| fs::metadata(path).map(|metadata| metadata.ino()).ok();
     match (inode("/proc/self/ns/user"), inode(&format!("/proc/{pid}/ns/user"))) {
         (Some(own), Some(producer)) => own != producer,
-        // Reading the link needs ptrace access. The maps of one namespace are the same for every reader
-        // them (`user_namespaces(7)`).
+        // Reading the link needs ptrace access. The maps of one namespace are the same for every
+        // reader (`user_namespaces(7)`).
         _ => {
             let map = |process: &str| fs::read_to_string(format!("/proc/{process}/uid_map")).ok();
             map("self") != map(&pid.to_string())
@@ -157,8 +157,8 @@ fn in_other_user_namespace(pid: u32) -> bool {
     }
 }
 
-/// Returns whether this process has all permitted capabilities of another one. Without them the kernel
-/// refuses access to it, whatever its user is (`ptrace(2)`, access modes).
+/// Returns whether this process has all permitted capabilities of another one. Without them the
+/// kernel refuses access to it, whatever its user is (`ptrace(2)`, access modes).
 fn has_capabilities_of(pid: u32) -> bool {
     let permitted = |process: &str, field: &str| {
         let status = fs::read_to_string(format!("/proc/{process}/status")).ok()?;

@@ -50,8 +50,8 @@ pub enum Exchange {
     /// importers will probably need it, and the socket in the directory if one is set.
     #[default]
     Auto,
-    /// These modes, in this order. If `socket` or `directory` is among them, the producer starts that
-    /// socket.
+    /// These modes, in this order. If `socket` or `directory` is among them, the producer starts
+    /// that socket.
     Order(Vec<Mode>),
 }
 

@@ -246,8 +246,8 @@ impl Membership {
         }
     }
 
-    /// Publishes this rank's address and identity, so that other ranks find it. This process must listen
-    /// there.
+    /// Publishes this rank's address and identity, so that other ranks find it. This process must
+    /// listen there.
     ///
     /// # Errors
     /// [`Error::RankTaken`] if a living process is that rank; [`Error::Forked`].

@@ -35,8 +35,8 @@ const BACKOFF: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(
 /// The first message between two ranks links them. The first collective links all ranks.
 /// `docs/link.md` lists the resources of a rank.
 ///
-/// Ranks find each other in a domain with the name of the job (`docs/domain.md`). The thread `umf-ranks` accepts links while this rank computes. One thread uses a
-/// communicator at a time.
+/// Ranks find each other in a domain with the name of the job (`docs/domain.md`). The thread
+/// `umf-ranks` accepts links while this rank computes. One thread uses a communicator at a time.
 ///
 /// # Examples
 /// ```

@@ -40,7 +40,8 @@ pub enum Answer {
     Busy,
     /// The process at the socket did not prove the key, so that nothing was requested from it.
     NotProven,
-    /// This process's kernel took the descriptor out of the message, and descriptor numbers are free.
+    /// This process's kernel took the descriptor out of the message, and descriptor numbers are
+    /// free.
     Withheld,
     /// The directory is unsuitable.
     Directory(DirectoryError),
@@ -108,8 +109,8 @@ impl Client {
         let deadline = Deadline::after(timeout);
         loop {
             let answer = match self.request_once(wanted, deadline) {
-                // The producer closes the oldest connections when it has too many: retry once with a
-                // new connection. If the producer is ending, the new connection is refused.
+                // The producer closes the oldest connections when it has too many: retry once with
+                // a new connection. If the producer is ending, the new connection is refused.
                 Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN) => self.request_once(wanted, deadline),
                 other => other,
             };

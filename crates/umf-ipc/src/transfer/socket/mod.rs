@@ -1,5 +1,5 @@
-//! The producer's sockets (`SOCK_SEQPACKET`, `unix(7)`): an abstract one, which leaves no file behind,
-//! and one in a directory, which processes without a common network namespace find
+//! The producer's sockets (`SOCK_SEQPACKET`, `unix(7)`): an abstract one, which leaves no file
+//! behind, and one in a directory, which processes without a common network namespace find
 //! ([`crate::rendezvous`]). Both are named by the nonce. This file has the packets of the protocol.
 //!
 //! A request asks for one fd and gets one answer. Each process checks the uid of the other

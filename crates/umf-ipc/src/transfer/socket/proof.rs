@@ -3,15 +3,15 @@
 //! user namespaces, and against processes that have taken the name of a socket.
 //!
 //! 1. The client sends a random challenge (*hello*).
-//! 2. The server answers with a challenge of its own and with its tag: a keyed hash of both challenges,
-//!    the nonce and the word "server".
-//! 3. The client checks the tag, and sends its own, of the word "client" (*proof*). It sends no request
-//!    before. The server answers nothing to a right tag.
+//! 2. The server answers with a challenge of its own and with its tag: a keyed hash of both
+//!    challenges, the nonce and the word "server".
+//! 3. The client checks the tag, and sends its own, of the word "client" (*proof*). It sends no
+//!    request before. The server answers nothing to a right tag.
 //!
-//! The hash is SipHash-2-4 with 128 bits, a keyed pseudorandom function for short messages. A tag is
-//! useless in any other connection, because each end has chosen one of the challenges. The connection
-//! itself is not encrypted: a process that stands between both ends (it can rename files in the
-//! directory) can pass the proof on, and gets what the server sends.
+//! The hash is SipHash-2-4 with 128 bits, a keyed pseudorandom function for short messages. A tag
+//! is useless in any other connection, because each end has chosen one of the challenges. The
+//! connection itself is not encrypted: a process that stands between both ends (it can rename files
+//! in the directory) can pass the proof on, and gets what the server sends.
 
 use core::hash::Hasher;
 use std::fmt;
@@ -57,7 +57,8 @@ impl Key {
     }
 
     /// Returns a key that processes derive from a name which they have in common, and which other
-    /// processes do not know: of a domain, an endpoint or a job. `purpose` separates uses of a name.
+    /// processes do not know: of a domain, an endpoint or a job. `purpose` separates uses of a
+    /// name.
     #[must_use]
     pub fn of_name(purpose: &str, name: &str) -> Self {
         let mut hasher = SipHasher24::new_with_key(b"umf key of name ");
@@ -127,8 +128,8 @@ impl ClientProof {
         encode(HELLO, self.challenge, *self.nonce.as_bytes())
     }
 
-    /// Checks the server's answer. Returns the packet to send next; `None` if the server does not have
-    /// the key, so that nothing must be sent.
+    /// Checks the server's answer. Returns the packet to send next; `None` if the server does not
+    /// have the key, so that nothing must be sent.
     #[must_use]
     pub fn check(self, answer: &[u8]) -> Option<[u8; PACKET_SIZE]> {
         let (kind, challenge, tag) = decode(answer)?;

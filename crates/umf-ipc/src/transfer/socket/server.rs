@@ -60,7 +60,8 @@ impl AsFd for OutgoingFd {
 /// The most connections of permitted clients. A further one replaces the oldest one, whose client
 /// connects again for its next request.
 const CONNECTIONS: usize = 256;
-/// The most connections of clients that have yet to prove the key. A further one replaces the oldest.
+/// The most connections of clients that have yet to prove the key. A further one replaces the
+/// oldest.
 const UNPROVEN: usize = 32;
 /// Connections that wait for the server.
 const BACKLOG: i32 = 128;
@@ -72,7 +73,8 @@ pub struct ServerRule {
     pub nonce: Nonce,
     /// Which clients are permitted.
     pub allow: Allow,
-    /// The key that clients and the server prove to each other; `None`: the server cannot prove one.
+    /// The key that clients and the server prove to each other; `None`: the server cannot prove
+    /// one.
     pub key: Option<Key>,
 }
 
