@@ -294,23 +294,29 @@ fn rule_decides_about_other_users() {
         return machine::skip(TEST, "changing the user needs root");
     }
     let folder = directory(0o1777);
-    let as_user = |allow: &str, uid: u32| {
+    let as_member = |allow: &str, uid: u32, gid: u32| {
         let mut actor = with(folder.path(), allow).env("UMF_IPC_EXCHANGE", "directory").start();
-        actor.ok(&format!("setuid {uid}"));
+        actor.ok(&format!("setuid {uid} {gid}"));
         actor.ok("dumpable 1");
         actor
     };
-    for (allow, works) in [("same-user", false), ("handle", true)] {
-        let mut producer = as_user(allow, 65533);
+    let as_user = |allow: &str, uid: u32| as_member(allow, uid, uid);
+    for (allow, gid, works) in [
+        ("same-user", 65533, false),
+        ("group", 65533, true),
+        ("group", 65534, false),
+        ("handle", 65534, true),
+    ] {
+        let mut producer = as_member(allow, 65533, 65533);
         producer.ok("pool p shared");
         let handle = block(&mut producer, "b", 5);
-        let mut importer = as_user(allow, 65534);
+        let mut importer = as_member(allow, 65534, gid);
         if works {
             importer.ok(&format!("open {handle} -> m"));
             importer.check("m", 5);
         } else {
             let message = importer.fails(&format!("open {handle} -> m"), "NotPermitted");
-            assert!(message.contains("is not permitted") || message.contains("uid 65534"), "{message}");
+            assert!(message.contains("belongs to another user than uid 65534"), "{message}");
         }
         drop(producer);
     }
