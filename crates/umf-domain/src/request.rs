@@ -94,7 +94,8 @@ pub(crate) fn request_fd<T>(
                 Probe::OtherUser { .. } => {}
                 Probe::Busy => busy.push_back(id),
                 Probe::Connected(connection) => {
-                    let proof = name.key().map(|key| ClientProof::new(key, PROTOCOL)).transpose();
+                    let socket = name.place().map(|place| place.file(&id)).unwrap_or_default();
+                    let proof = name.key().map(|key| ClientProof::new(key, PROTOCOL, &socket)).transpose();
                     let proof = proof.map_err(Error::system("getrandom"))?;
                     // If the send fails, the participant has ended since.
                     let is_sent = match &proof {

@@ -94,7 +94,7 @@ pub(crate) fn connect(
     let pid = trusted_pid(&socket, settings.rule())?;
     let Some(key) = key else { return Ok((socket, pid)) };
     // Any process that may write to the directory may have taken the name.
-    let own = ClientProof::new(key, PROTOCOL).map_err(Error::system("getrandom"))?;
+    let own = ClientProof::new(key, PROTOCOL, &address.socket()).map_err(Error::system("getrandom"))?;
     sys::send(socket.as_fd(), &own.hello(), &[]).map_err(failed)?;
     let mut bytes = [0; PACKET_SIZE + 1];
     let (length, fds) = sys::receive(&socket, &mut bytes, deadline, interrupt).map_err(failed)?;
@@ -134,7 +134,7 @@ pub(crate) fn receive_hello(
     rule: Allow,
     deadline: Deadline,
 ) -> Result<(i32, Packet, Vec<OwnedFd>)> {
-    let mut proof = address.key().map(|key| ServerProof::new(key, PROTOCOL));
+    let mut proof = address.key().map(|key| ServerProof::new(key, PROTOCOL, &address.socket()));
     let pid = trusted_pid(socket, rule).inspect_err(|_| {
         if proof.is_some() {
             refuse(socket, rule);
@@ -257,7 +257,7 @@ mod tests {
             let hello = Packet { lane: 1, catalog: 2, base: 3, words: [0; 4] }.encode(Kind::Hello);
             for is_hello_first in [true, false] {
                 let socket = directory.connect(&address.socket(), LONG).unwrap();
-                let own = ClientProof::new(Key::new([7; 16]), PROTOCOL).unwrap();
+                let own = ClientProof::new(Key::new([7; 16]), PROTOCOL, &address.socket()).unwrap();
                 if !is_hello_first {
                     sys::send(socket.as_fd(), &own.hello(), &[]).unwrap();
                     assert_eq!(own.check(&receive(&socket)), None);

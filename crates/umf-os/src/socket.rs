@@ -124,6 +124,26 @@ pub fn is_peer_in_group(socket: BorrowedFd<'_>) -> SystemResult<bool> {
     }
 }
 
+/// Returns the number of the network namespace of a socket, which is not used again in a boot
+/// (`SO_NETNS_COOKIE`, Linux 5.14). 0 if the kernel has none.
+#[must_use]
+pub fn network_namespace(socket: BorrowedFd<'_>) -> u64 {
+    const SO_NETNS_COOKIE: libc::c_int = 71;
+    let mut cookie = 0_u64;
+    let mut length = size_of::<u64>() as libc::socklen_t;
+    // SAFETY: `cookie` is valid for a write of `length` bytes, and so is `length`.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_NETNS_COOKIE,
+            (&raw mut cookie).cast(),
+            &raw mut length,
+        )
+    };
+    if result == 0 { cookie } else { 0 }
+}
+
 /// Makes the kernel reject descriptors that peers send to a unix socket (`SO_PASSRIGHTS`, Linux
 /// 6.16). Accepted sockets inherit this. Has no effect on older kernels.
 pub fn refuse_descriptors(socket: BorrowedFd<'_>) {

@@ -288,6 +288,7 @@ extern "C" fn parent() {
 }
 
 extern "C" fn child() {
+    OF_PARENT.store(SEQUENCE.load(Ordering::Relaxed), Ordering::Relaxed);
     failpoint!("fork.child_begun");
     generation::begin_child();
     open_in_child(Leaf::NUMBER);
@@ -305,6 +306,15 @@ static SEQUENCE: AtomicU32 = AtomicU32::new(0);
 pub fn sequence() -> u32 {
     generation();
     SEQUENCE.load(Ordering::Relaxed)
+}
+
+/// The value of [`SEQUENCE`] at the begin of this process: its parent's.
+static OF_PARENT: AtomicU32 = AtomicU32::new(0);
+
+/// Returns whether this process itself has forked children by `fork(3)`, since it used umf first.
+#[must_use]
+pub fn has_forked() -> bool {
+    sequence() != OF_PARENT.load(Ordering::Relaxed)
 }
 
 /// Makes a fork close the outer gate before it runs the handlers that another library has

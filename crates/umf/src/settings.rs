@@ -110,7 +110,12 @@ impl Ipc {
         let path = umf_os::environment::variable(DRA_DIRECTORY).filter(|path| !path.is_empty())?;
         let directory = umf_ipc::rendezvous::Directory::new(path);
         match directory.check() {
-            Ok(()) => Some(directory.path().to_owned()),
+            Ok(()) if directory.is_writable() => Some(directory.path().to_owned()),
+            Ok(()) => {
+                let path = directory.path().display();
+                tracing::warn!(%path, "the directory of {DRA_DIRECTORY} is not used: this process may not write to it");
+                None
+            }
             Err(error) => {
                 tracing::warn!(%error, "the directory of {DRA_DIRECTORY} is not used");
                 None

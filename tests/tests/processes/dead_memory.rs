@@ -181,6 +181,34 @@ fn memory_that_a_forked_child_has_inherited_stays() {
     importer.check("m", 0);
 }
 
+/// A child that was forked before the first export does not inherit the lock that tells of it.
+#[test]
+fn memory_that_a_child_inherited_before_the_first_export_stays() {
+    let mut producer = actor!();
+    producer.ok("pool p shared");
+    producer.ok("alloc p 1000000 -> p.big");
+    producer.ok("fill p.big 3");
+    producer.ok("alloc p 4096 -> p.small");
+    producer.ok("fill p.small 4");
+    let child = i32::try_from(producer.fork()).unwrap();
+    // SAFETY: sends a signal to the child that this test forked.
+    unsafe { libc::kill(child, libc::SIGSTOP) };
+    let handle = producer.handle("handle p.small");
+    let file = open_data(producer.pid(), &handle);
+    let before = bytes_of(&file);
+    let mut importer = actor!();
+    importer.ok(&format!("open {handle} -> m"));
+    producer.kill_unreaped();
+    for _ in 0..10 {
+        importer.ok("drain 0");
+        importer.check("m", 4);
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert_eq!(bytes_of(&file), before, "a child of the producer has the memory");
+    // SAFETY: as above.
+    unsafe { libc::kill(child, libc::SIGKILL) };
+}
+
 /// A file that is sealed against writing cannot be punched by any process.
 #[test]
 fn read_only_memory_stays_until_it_is_closed() {

@@ -401,10 +401,45 @@ fn producer_without_descriptors_leaves_nothing_in_the_directory() {
     producer.finish();
 }
 
+/// A mapping on an overlay file system does not keep the lock: such a directory is refused, because
+/// other processes would remove the sockets of processes that run.
+#[test]
+fn directory_that_keeps_no_locks_is_refused() {
+    const TEST: &str = "directory_that_keeps_no_locks_is_refused";
+    if !machine::is_root() {
+        return machine::skip(TEST, "mounting needs root");
+    }
+    let folder = directory(0o700);
+    let path = |name: &str| folder.path().join(name);
+    for name in ["lower", "upper", "work", "merged"] {
+        std::fs::create_dir(path(name)).unwrap();
+        std::fs::set_permissions(path(name), PermissionsExt::from_mode(0o700)).unwrap();
+    }
+    let merged = path("merged");
+    let start = with(&merged, "same-user");
+    let Some(mut producer) = machine::in_namespaces(TEST, start, libc::CLONE_NEWNS) else { return };
+    let options = format!(
+        "lowerdir={},upperdir={},workdir={}",
+        path("lower").display(),
+        path("upper").display(),
+        path("work").display()
+    );
+    if let Err(failure) = producer.ask(&format!("mount overlay {} {options}", merged.display())) {
+        return machine::skip(TEST, &format!("no overlay file system: {failure}"));
+    }
+    producer.ok("pool p shared");
+    producer.ok(&format!("alloc p {SIZE} -> p.b"));
+    let message = producer.fails("handle p.b", "Directory");
+    assert!(message.contains("use tmpfs or a local file system"), "{message}");
+    producer.finish();
+    assert_eq!(std::fs::read_dir(path("upper")).unwrap().count(), 0);
+}
+
 /// The driver of NVIDIA's dynamic resource allocation names a directory that was not made for umf.
 #[test]
 fn directory_of_dra_is_used_if_it_is_suitable() {
-    for (mode, is_used) in [(0o1777, true), (0o777, false)] {
+    // The last one may not be written; root may write to any.
+    for (mode, is_used) in [(0o1777, true), (0o777, false), (0o555, machine::is_root())] {
         let folder = directory(mode);
         let path = folder.path().to_str().unwrap();
         let mut producer = spawn!().env("NVIDIA_DRA_LOCAL_IPC_DIR", path).start();

@@ -59,9 +59,10 @@ fn expected(mode: &str, kind: &str, scope: u32, ptracer: &str, uid: u32) -> Opti
         }
         ("pidfd", 2) if uid != 0 => Some(&["ptrace_scope is 2, so only CAP_SYS_PTRACE may attach"]),
         ("pidfd", 3) => Some(&["ptrace_scope is 3", "until the next boot"]),
-        ("procfs", _) if kind == "dma-buf" => {
-            Some(&["memory of a device (a dma-buf, CUDA memory) cannot be opened through /proc", "use pidfd or socket"])
-        }
+        ("procfs", _) if kind == "dma-buf" => Some(&[
+            "memory of a device (a dma-buf, CUDA memory) cannot be opened through /proc",
+            "use pidfd or socket",
+        ]),
         _ => None,
     }
 }

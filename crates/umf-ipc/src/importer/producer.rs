@@ -86,7 +86,11 @@ impl Producer {
     }
 
     pub(super) fn has_ended(&self) -> bool {
-        self.ledger.producer_has_ended() || self.channel.has_ended()
+        if self.ledger.is_locked_while_used() {
+            // A producer with many clients closes connections: their end proves nothing.
+            return self.ledger.producer_has_ended() || self.channel.has_ended_by_pidfd();
+        }
+        self.channel.has_ended()
     }
 
     pub(super) fn fds(&self) -> u64 {

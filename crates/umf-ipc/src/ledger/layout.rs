@@ -89,7 +89,7 @@ pub enum Survivors {
     /// The producer had several exporters at the same time, so that importers may have its memory
     /// open by another ledger.
     SeveralExporters,
-    /// The producer could not take the locks that tell.
+    /// The producer could not take the locks that tell, or had forked before its first export.
     Unknown,
 }
 
@@ -107,7 +107,7 @@ impl fmt::Display for Survivors {
                  mapped"
             }
             Self::Unknown => {
-                "the producer could not lock its ledger (no /proc, or a sandbox); end the processes that have the \
+                "the producer had forked before its first export, or could not lock its ledger (no /proc, or a sandbox); end the processes that have the \
                  memory mapped"
             }
         })

@@ -123,6 +123,11 @@ impl LedgerReader {
         (offset / size_of::<SlotWords>()) as u32
     }
 
+    /// Returns whether the producer holds a lock as long as it has the ledger mapped.
+    pub(crate) const fn is_locked_while_used(&self) -> bool {
+        self.header.flags & FLAG_LOCKED != 0
+    }
+
     /// Returns the device and inode of the ledger's file.
     pub(crate) const fn identity(&self) -> FileIdentity {
         self.fd.identity()

@@ -97,7 +97,9 @@ impl LedgerWriter {
         }
         let (mapping, is_locked) = map_locked(&fd, areas.size)?;
         let is_importers = flags & FLAG_IMPORTER != 0;
-        let memory_lock = if is_locked && !is_importers { lock_memory(&fd) } else { None };
+        // A child that was forked before does not inherit the lock, and may use the memory.
+        let can_tell = is_locked && !is_importers && !fork::has_forked();
+        let memory_lock = if can_tell { lock_memory(&fd) } else { None };
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE | SealFlags::SEAL;
         umf_os::memfd::add_seals(&fd, seals).map_err(|errno| Error::System {
             call: "sealing of the ledger",

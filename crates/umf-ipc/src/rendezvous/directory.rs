@@ -77,6 +77,13 @@ impl Directory {
         &self.path
     }
 
+    /// Returns whether this process may make files in the directory.
+    #[must_use]
+    pub fn is_writable(&self) -> bool {
+        let access = rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK | rustix::fs::Access::READ_OK;
+        rustix::fs::accessat(rustix::fs::CWD, &self.path, access, AtFlags::EACCESS).is_ok()
+    }
+
     /// Checks that the directory exists, and that other users cannot replace what is in it.
     ///
     /// # Errors
@@ -182,11 +189,14 @@ impl Directory {
             if !file.is_at(directory, &file_name) {
                 continue;
             }
-            let held = file.write_record(mode).and_then(|()| file.into_held());
+            let held = file.write_record(mode).and_then(|()| file.into_held(directory, &file_name));
             return match held {
                 Ok(held) => Ok(Some(held)),
                 Err(errno) => {
-                    let _ = rustix::fs::unlinkat(directory, &file_name, AtFlags::empty());
+                    // The lock file last: without it, no process would find a left-over socket.
+                    for file in [name, &file_name] {
+                        let _ = rustix::fs::unlinkat(directory, file, AtFlags::empty());
+                    }
                     Err(self.failed("writing and mapping a lock file")(errno))
                 }
             };
@@ -259,9 +269,11 @@ impl Directory {
         // Only a blocking connect waits for a place in the backlog: poll does not report one.
         set_socket_timeout(&socket, Timeout::Send, timeout).map_err(error("setting a timeout"))?;
         rustix::net::connect(&socket, &address).map_err(|errno| match errno {
-            Errno::ACCESS | Errno::PERM => {
+            // The mode of a socket does not refuse its owner.
+            Errno::ACCESS | Errno::PERM if found.st_uid != umf_os::process::effective_uid() => {
                 DirectoryError::OtherUser { path: self.path.clone(), owner: found.st_uid }
             }
+            Errno::ACCESS | Errno::PERM => DirectoryError::SecurityModule { path: self.path.clone(), errno },
             errno => self.error("connecting to a socket", errno),
         })?;
         Ok(socket)

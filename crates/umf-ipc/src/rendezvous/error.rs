@@ -47,6 +47,18 @@ pub enum DirectoryError {
         /// The owner of the socket, in this user namespace.
         owner: u32,
     },
+    /// The kernel refuses a connection that the modes of the files permit.
+    #[error(
+        "cannot connect to a socket in the directory {} ({errno}): a security module (SELinux, AppArmor) forbids it; run \
+         both with one SELinux label (--security-opt label=level:..., seLinuxOptions in the pod), or mount the volume with :z",
+        path.display()
+    )]
+    SecurityModule {
+        /// The directory.
+        path: PathBuf,
+        /// The error.
+        errno: Errno,
+    },
     /// The kernel refuses an operation.
     #[error("{operation} in the directory {} is not permitted ({errno}); {remedy}", path.display())]
     NotPermitted {
@@ -102,7 +114,10 @@ impl DirectoryError {
     #[must_use]
     pub const fn errno(&self) -> Option<Errno> {
         match self {
-            Self::NotPermitted { errno, .. } | Self::System { errno, .. } => Some(*errno),
+            Self::NotPermitted { errno, .. }
+            | Self::System { errno, .. }
+            | Self::SecurityModule { errno, .. } => Some(*errno),
+            Self::OtherUser { .. } => Some(Errno::ACCESS),
             _ => None,
         }
     }

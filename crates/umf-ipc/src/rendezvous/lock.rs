@@ -109,13 +109,19 @@ impl LockFile {
         Ok(if bytes.starts_with(own.as_bytes()) { Record::Same } else { Record::Other })
     }
 
-    /// Passes the lock, which the caller holds, to a mapping of the file, and closes the
-    /// descriptor.
-    pub(super) fn into_held(self) -> Result<HeldLock> {
+    /// Passes the lock, which the caller holds, to a mapping of the file, and closes the descriptor.
+    ///
+    /// # Errors
+    /// Those of `mmap(2)`. `EOPNOTSUPP` if the mapping does not keep the lock: a mapping on an
+    /// overlay file system refers to the file below, which has another description.
+    pub(super) fn into_held(self, directory: impl AsFd, name: &str) -> Result<HeldLock> {
         let mut mapping = SharedMapping::at(&self.fd, 0, page_size(), false)?;
         mapping.exclude_from_fork()?;
         failpoint!("directory.lock_mapped");
-        Ok(HeldLock { identity: self.identity, _mapping: mapping })
+        let held = HeldLock { identity: self.identity, _mapping: mapping };
+        drop(self);
+        let again = Self::open(directory, name, None, false)?;
+        if again.identity == held.identity && again.is_locked()? { Ok(held) } else { Err(Errno::OPNOTSUPP) }
     }
 }
 

@@ -1,6 +1,5 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::time::Duration;
@@ -245,11 +244,10 @@ fn living_name_is_never_removed() {
     // Between lock and socket.
     drop(socket);
     std::fs::write(folder.path().join("umf-c.lock"), "").unwrap();
-    let file =
-        lock::LockFile::open(std::fs::File::open(folder.path()).unwrap().as_fd(), "umf-c.lock", None, true)
-            .unwrap();
+    let folder_fd = std::fs::File::open(folder.path()).unwrap();
+    let file = lock::LockFile::open(&folder_fd, "umf-c.lock", None, true).unwrap();
     assert!(file.try_lock().unwrap());
-    let held = file.into_held().unwrap();
+    let held = file.into_held(&folder_fd, "umf-c.lock").unwrap();
     assert_eq!(directory.state("umf-c"), Ok(NameState::Alive));
     assert_eq!(folder.remove_leftovers().alive, 1);
     drop(held);

@@ -537,6 +537,14 @@ impl FdChannel {
                 hint: "; more descriptors of its user are in unread messages than RLIMIT_NOFILE, on the whole machine: \
                        let other processes of that user read their messages, or raise the limit",
             }),
+            Errno::ACCESS | Errno::PERM => refused(
+                mode,
+                format!(
+                    "{errno}: the kernel refuses the connection: a security module (SELinux, AppArmor, Landlock) forbids it"
+                ),
+                "run both with one SELinux label (--security-opt label=level:..., seLinuxOptions in the pod), or mount one \
+                 directory into both and set UMF_IPC_DIR to it in both",
+            ),
             errno => Failure::Final(Error::system("asking the producer's socket", errno)),
         }
     }
@@ -605,7 +613,8 @@ impl FdChannel {
         self.pidfd().is_ok_and(|pidfd| !umf_os::process::has_ended(pidfd))
     }
 
-    fn has_ended_by_pidfd(&self) -> bool {
+    /// Returns whether the producer is known to have ended by its pidfd.
+    pub(crate) fn has_ended_by_pidfd(&self) -> bool {
         self.pidfd().is_ok_and(umf_os::process::has_ended)
     }
 

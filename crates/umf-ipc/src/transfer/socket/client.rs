@@ -149,17 +149,29 @@ impl Client {
     /// Connects to the socket, and checks the process that listens.
     fn connect(&self, deadline: Deadline) -> Result<Result<OwnedFd, Answer>, Errno> {
         let Target { nonce, key, allow, directory, .. } = &self.target;
-        let connection = match directory {
-            None => connect(*nonce, deadline)?,
-            Some(directory) => match connect_in(directory, &super::directory_name(*nonce), deadline) {
-                Ok(connection) => connection,
+        let name = super::directory_name(*nonce);
+        let (connection, socket) = match directory {
+            None => {
+                let connection = connect(*nonce, deadline)?;
+                let socket = super::abstract_socket(*nonce, connection.as_fd());
+                (connection, socket)
+            }
+            Some(directory) => match connect_in(directory, &name, deadline) {
+                Ok(connection) => (connection, name),
                 Err(DirectoryError::OtherUser { owner, .. }) => {
                     let is_unmapped = umf_os::socket::is_unmapped(owner);
                     return Ok(Err(if is_unmapped { Answer::UnmappedUser } else { Answer::OtherUser }));
                 }
                 Err(error) => match error.errno() {
-                    // No process listens, or there is no such name.
-                    Some(errno @ (Errno::NOENT | Errno::CONNREFUSED | Errno::TIMEDOUT)) => return Err(errno),
+                    // No process listens, or there is no such name; or descriptors are exhausted.
+                    Some(
+                        errno @ (Errno::NOENT
+                        | Errno::CONNREFUSED
+                        | Errno::TIMEDOUT
+                        | Errno::MFILE
+                        | Errno::NFILE
+                        | Errno::NOMEM),
+                    ) => return Err(errno),
                     _ => return Ok(Err(Answer::Directory(error))),
                 },
             },
@@ -176,14 +188,15 @@ impl Client {
         if directory.is_none() && trust == PeerTrust::Trusted {
             return Ok(Ok(connection));
         }
-        Ok(match authenticate(&connection, *key, *nonce, deadline)? {
+        Ok(match authenticate(&connection, *key, *nonce, &socket, deadline)? {
             Ok(()) => Ok(connection),
             Err(answer) => Err(answer),
         })
     }
 }
 
-/// Proves the key to the server of a new connection, and lets the server prove it.
+/// Proves the key to the server of a new connection to the socket with this name, and lets the server
+/// prove it.
 ///
 /// # Errors
 /// Those of [`receive`]. The inner error is [`Answer::NotProven`] or [`Answer::NotPermitted`].
@@ -191,9 +204,10 @@ pub fn authenticate(
     connection: &OwnedFd,
     key: Key,
     nonce: Nonce,
+    socket: &str,
     deadline: Deadline,
 ) -> Result<Result<(), Answer>, Errno> {
-    let own = ClientProof::new(key, nonce)?;
+    let own = ClientProof::new(key, nonce, socket)?;
     send(connection, &own.hello(), deadline)?;
     finish_authentication(connection, own, deadline)
 }

@@ -9,6 +9,8 @@ pub(crate) mod client;
 pub(crate) mod proof;
 pub(crate) mod server;
 
+use std::os::fd::BorrowedFd;
+
 use crate::identity::{self, Nonce};
 use umf_os::socket::Allow;
 
@@ -133,6 +135,12 @@ impl Reply {
 /// Returns the abstract name of a producer's socket.
 fn abstract_name(nonce: Nonce) -> Vec<u8> {
     format!("umf-{nonce}").into_bytes()
+}
+
+/// Returns the name of an abstract socket for proofs: with the network namespace, in which alone it
+/// is one socket.
+fn abstract_socket(nonce: Nonce, socket: BorrowedFd<'_>) -> String {
+    format!("abstract {nonce} {}", umf_os::socket::network_namespace(socket))
 }
 
 /// The beginning of all names of umf in a directory.

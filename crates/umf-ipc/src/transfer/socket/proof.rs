@@ -8,7 +8,9 @@
 //! 3. The client checks the tag, and sends its own, of the word "client" (*proof*). It sends no
 //!    request before. The server answers nothing to a right tag.
 //!
-//! The hash is SipHash-2-4 with 128 bits, a keyed pseudorandom function for short messages. A tag
+//! The hash is SipHash-2-4 with 128 bits, a keyed pseudorandom function for short messages. Its key
+//! is derived from the secret and from the name of the socket, as each end knows it: a process that
+//! has taken one name cannot pass the packets on to the server of another one. A tag
 //! is useless in any other connection, because each end has chosen one of the challenges. The
 //! connection itself is not encrypted: a process that stands between both ends (it can rename files
 //! in the directory) can pass the proof on, and gets what the server sends.
@@ -68,6 +70,14 @@ impl Key {
         Self(hasher.finish128().as_bytes())
     }
 
+    /// Returns the key of proofs at the socket with this name.
+    fn of_socket(self, socket: &str) -> Self {
+        let mut hasher = SipHasher24::new_with_key(&self.0);
+        hasher.write(b"proof at a socket");
+        hasher.write(socket.as_bytes());
+        Self(hasher.finish128().as_bytes())
+    }
+
     fn tag(self, role: &str, nonce: Nonce, challenges: [Half; 2]) -> Half {
         let mut hasher = SipHasher24::new_with_key(&self.0);
         hasher.write(role.as_bytes());
@@ -114,12 +124,12 @@ pub struct ClientProof {
 }
 
 impl ClientProof {
-    /// Returns the end with a random challenge.
+    /// Returns the end with a random challenge, for a connection to the socket with this name.
     ///
     /// # Errors
     /// Those of `getrandom(2)`.
-    pub fn new(key: Key, nonce: Nonce) -> Result<Self, Errno> {
-        Ok(Self { key, nonce, challenge: umf_os::process::random()? })
+    pub fn new(key: Key, nonce: Nonce, socket: &str) -> Result<Self, Errno> {
+        Ok(Self { key: key.of_socket(socket), nonce, challenge: umf_os::process::random()? })
     }
 
     /// Returns the first packet to send.
@@ -163,10 +173,10 @@ pub enum ProofStep {
 }
 
 impl ServerProof {
-    /// Returns the end of a new connection.
+    /// Returns the end of a new connection, which the socket with this name accepted.
     #[must_use]
-    pub const fn new(key: Key, nonce: Nonce) -> Self {
-        Self { key, nonce, challenges: None }
+    pub fn new(key: Key, nonce: Nonce, socket: &str) -> Self {
+        Self { key: key.of_socket(socket), nonce, challenges: None }
     }
 
     /// Takes a packet of the client.
@@ -194,7 +204,7 @@ impl ServerProof {
 #[cfg(fuzzing)]
 pub fn fuzz(bytes: &[u8]) {
     let nonce = Nonce::from_bytes([b'n'; 16]);
-    let mut server = ServerProof::new(Key::new([7; 16]), nonce);
+    let mut server = ServerProof::new(Key::new([7; 16]), nonce, "socket");
     for packet in bytes.chunks(PACKET_SIZE) {
         assert_ne!(server.receive(packet), ProofStep::Proven);
     }
@@ -208,6 +218,7 @@ mod tests {
     use super::*;
 
     const NONCE: Nonce = Nonce::from_bytes([3; 16]);
+    const SOCKET: &str = "umf-a";
 
     fn answer(server: &mut ServerProof, packet: &[u8]) -> [u8; PACKET_SIZE] {
         match server.receive(packet) {
@@ -219,7 +230,8 @@ mod tests {
     #[test]
     fn ends_with_the_same_key_prove_it() {
         let key = Key::new([9; 16]);
-        let (client, mut server) = (ClientProof::new(key, NONCE).unwrap(), ServerProof::new(key, NONCE));
+        let (client, mut server) =
+            (ClientProof::new(key, NONCE, SOCKET).unwrap(), ServerProof::new(key, NONCE, SOCKET));
         let answer = answer(&mut server, &client.hello());
         let proof = client.check(&answer).unwrap();
         assert_eq!(server.receive(&proof), ProofStep::Proven);
@@ -230,18 +242,18 @@ mod tests {
     #[test]
     fn other_keys_nonces_and_replays_prove_nothing() {
         let (right, wrong) = (Key::new([9; 16]), Key::new([8; 16]));
-        let client = |key| ClientProof::new(key, NONCE).unwrap();
+        let client = |key| ClientProof::new(key, NONCE, SOCKET).unwrap();
         // The server does not have the key: the client sends nothing more.
         let one = client(right);
-        let mut squatter = ServerProof::new(wrong, NONCE);
+        let mut squatter = ServerProof::new(wrong, NONCE, SOCKET);
         let answered = answer(&mut squatter, &one.hello());
         assert_eq!(one.check(&answered), None);
         // The client does not have the key.
-        let mut server = ServerProof::new(right, NONCE);
+        let mut server = ServerProof::new(right, NONCE, SOCKET);
         let guess = ClientProof { key: wrong, nonce: NONCE, challenge: [1; 16] };
         let challenge = answer(&mut server, &guess.hello());
         let (_, own, _) = decode(&challenge).unwrap();
-        let tag = wrong.tag("client", NONCE, [[1; 16], own]);
+        let tag = wrong.of_socket(SOCKET).tag("client", NONCE, [[1; 16], own]);
         assert_eq!(server.receive(&encode(PROOF, tag, *NONCE.as_bytes())), ProofStep::Wrong);
         // The server's own tag, sent back.
         let challenge = answer(&mut server, &guess.hello());
@@ -250,15 +262,25 @@ mod tests {
         // A proof of another connection.
         let two = client(right);
         let proof = {
-            let mut first = ServerProof::new(right, NONCE);
+            let mut first = ServerProof::new(right, NONCE, SOCKET);
             let answered = answer(&mut first, &two.hello());
             two.check(&answered).unwrap()
         };
         assert_eq!(server.receive(&proof), ProofStep::Wrong, "without a hello");
         let _ = answer(&mut server, &client(right).hello());
         assert_eq!(server.receive(&proof), ProofStep::Wrong);
-        let other = ClientProof::new(right, Nonce::from_bytes([4; 16])).unwrap();
+        let other = ClientProof::new(right, Nonce::from_bytes([4; 16]), SOCKET).unwrap();
         assert_eq!(server.receive(&other.hello()), ProofStep::Wrong);
+    }
+
+    /// A process that has taken another name of the same key passes the packets on.
+    #[test]
+    fn proof_for_another_socket_proves_nothing() {
+        let key = Key::new([9; 16]);
+        let client = ClientProof::new(key, NONCE, "umf-taken").unwrap();
+        let mut server = ServerProof::new(key, NONCE, SOCKET);
+        let answered = answer(&mut server, &client.hello());
+        assert_eq!(client.check(&answered), None);
     }
 
     #[test]

@@ -156,10 +156,16 @@ impl Server {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let wake = CloseOnFork::make(|| rustix::event::eventfd(0, flags));
         let wake = Arc::new(wake.map_err(|errno| Error::system("eventfd", errno))?);
-        let named = listeners.named.as_mut().and_then(NamedSocket::take_listener);
-        let all: Vec<CloseOnFork> = listeners.abstract_one.take().into_iter().chain(named).collect();
+        let named = listeners.named.as_mut().and_then(|named| {
+            Some(Listener { name: named.name().to_owned(), socket: named.take_listener()? })
+        });
+        let abstract_one = listeners
+            .abstract_one
+            .take()
+            .map(|socket| Listener { name: super::abstract_socket(rule.nonce, socket.as_fd()), socket });
+        let all: Vec<Listener> = abstract_one.into_iter().chain(named).collect();
         // The receiver closes surplus descriptors, and some take long to close.
-        all.iter().for_each(|listener| umf_os::socket::refuse_descriptors(listener.as_fd()));
+        all.iter().for_each(|listener| umf_os::socket::refuse_descriptors(listener.socket.as_fd()));
         let serving =
             ServerThread { listeners: all, rule, source, wake: Arc::clone(&wake), connections: Vec::new() };
         let thread =
@@ -197,6 +203,12 @@ impl Drop for Server {
     }
 }
 
+/// A listening socket, with its name for proofs.
+struct Listener {
+    socket: CloseOnFork,
+    name: String,
+}
+
 /// A connection of a client.
 struct Connection {
     socket: CloseOnFork,
@@ -206,7 +218,7 @@ struct Connection {
 }
 
 struct ServerThread {
-    listeners: Vec<CloseOnFork>,
+    listeners: Vec<Listener>,
     rule: ServerRule,
     source: Arc<dyn FdSource>,
     wake: Arc<CloseOnFork>,
@@ -224,7 +236,9 @@ impl ServerThread {
             let first = 1 + self.listeners.len();
             let (stop, new, mut ready) = {
                 let mut fds = vec![PollFd::new(&self.wake, PollFlags::IN)];
-                fds.extend(self.listeners.iter().map(|listener| PollFd::new(listener, PollFlags::IN)));
+                fds.extend(
+                    self.listeners.iter().map(|listener| PollFd::new(&listener.socket, PollFlags::IN)),
+                );
                 let sockets = self.connections.iter().map(|connection| &connection.socket);
                 fds.extend(sockets.map(|socket| PollFd::new(socket, PollFlags::IN)));
                 match poll(&mut fds, None) {
@@ -269,12 +283,13 @@ impl ServerThread {
 
     fn accept(&mut self, listener: usize) {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let accepted = CloseOnFork::make(|| rustix::net::accept_with(&self.listeners[listener], flags));
+        let Listener { socket, name } = &self.listeners[listener];
+        let accepted = CloseOnFork::make(|| rustix::net::accept_with(socket, flags));
         failpoint!("server.accepted");
         match accepted {
             Ok(socket) => {
                 let is_permitted = peer_trust_by(self.rule.allow, socket.as_fd()) == Ok(PeerTrust::Trusted);
-                let proof = self.rule.key.map(|key| ServerProof::new(key, self.rule.nonce));
+                let proof = self.rule.key.map(|key| ServerProof::new(key, self.rule.nonce, name));
                 if !is_permitted && (proof.is_none() || self.rule.allow != Allow::Handle) {
                     return refuse(socket.as_fd(), self.rule.allow);
                 }
@@ -327,10 +342,12 @@ impl ServerThread {
                 ProofStep::Proven => {
                     client.is_permitted = true;
                     failpoint!("server.proven");
-                    return true;
+                    // This one was accepted last, or was the oldest of those without a proof.
+                    let permitted = self.connections.iter().filter(|other| other.is_permitted).count();
+                    return permitted <= CONNECTIONS;
                 }
                 ProofStep::Wrong => {
-                    refuse(connection.as_fd(), self.rule.allow);
+                    refuse(connection.as_fd(), Allow::Handle);
                     return false;
                 }
             }
