@@ -166,9 +166,9 @@ fn is_open_for_inspection(path: &Path) -> bool {
 fn memfd(path: &str) -> Option<(FileIdentity, OwnedFd)> {
     let found = umf_os::file::open_path(path).ok()?;
     let identity = umf_os::file::identity(&found).ok()?;
-    let memfds = umf_os::memfd::device().ok()?;
-    let fits =
-        umf_os::file::is_regular(&found).ok()? && memfds.is_none_or(|device| device == identity.device);
+    // Not by the device of a new memfd: a filter may end a process that creates one.
+    let fits = umf_os::file::is_regular(&found).ok()?
+        && umf_os::file::filesystem(&found).ok()? == umf_os::file::TMPFS_MAGIC;
     fits.then_some((identity, found))
 }
 

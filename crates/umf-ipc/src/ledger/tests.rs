@@ -170,6 +170,28 @@ fn invalid_ledger_is_refused() {
 /// No process uses a producer's memory without a lease, once it has ended with all its children.
 #[test]
 fn ledger_tells_which_processes_may_use_the_memory() {
+    // In a process that has not forked: other tests of this one do.
+    // SAFETY: the child runs the checks and ends; glibc's allocator works in a forked child.
+    let pid = unsafe { libc::fork() };
+    assert!(pid >= 0);
+    if pid == 0 {
+        let checked = std::panic::catch_unwind(check_survivors);
+        // SAFETY: ends the child.
+        unsafe { libc::_exit(i32::from(checked.is_err())) };
+    }
+    let mut status = 0;
+    // SAFETY: `status` is valid for the write.
+    while unsafe { libc::waitpid(pid, &raw mut status, 0) } != pid {}
+    assert_eq!(status, 0, "the child failed (wait status)");
+    assert!(umf_sync::fork::has_forked());
+    let ledger = LedgerWriter::new(10, false).unwrap();
+    let mut flags = [0; 4];
+    umf_os::file::read_at(ledger.shared_fd(), &mut flags, 92).unwrap();
+    let flags = u32::from_le_bytes(flags) & (layout::FLAG_LOCKED | layout::FLAG_MEMORY_LOCKED);
+    assert_eq!(flags, layout::FLAG_LOCKED, "a child was forked before, and may use the memory");
+}
+
+fn check_survivors() {
     use crate::ledger::Survivors;
     use crate::ledger::layout::{FLAG_LOCKED, FLAG_MEMORY_LOCKED, LIVENESS_BYTE, MEMORY_BYTE};
     use std::os::fd::AsFd;

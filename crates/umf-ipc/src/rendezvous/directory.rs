@@ -418,8 +418,8 @@ fn remove_if_dead(directory: &OwnedFd, name: &str, lock: &str) -> Outcome {
     Outcome::Removed
 }
 
-/// Removes the files of a name whose lock this process holds, unless its lock file is another one by
-/// now.
+/// Removes the files of a name whose lock this process holds, unless its lock file is another one
+/// by now.
 pub(super) fn remove_files(directory: &OwnedFd, name: &str, lock: FileIdentity, has_socket: bool) {
     let lock_file = lock_name(name);
     if identity_at(directory, &lock_file) != Ok(lock) {

@@ -109,7 +109,8 @@ impl LockFile {
         Ok(if bytes.starts_with(own.as_bytes()) { Record::Same } else { Record::Other })
     }
 
-    /// Passes the lock, which the caller holds, to a mapping of the file, and closes the descriptor.
+    /// Passes the lock, which the caller holds, to a mapping of the file, and closes the
+    /// descriptor.
     ///
     /// # Errors
     /// Those of `mmap(2)`. `EOPNOTSUPP` if the mapping does not keep the lock: a mapping on an

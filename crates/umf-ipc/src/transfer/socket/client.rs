@@ -195,8 +195,8 @@ impl Client {
     }
 }
 
-/// Proves the key to the server of a new connection to the socket with this name, and lets the server
-/// prove it.
+/// Proves the key to the server of a new connection to the socket with this name, and lets the
+/// server prove it.
 ///
 /// # Errors
 /// Those of [`receive`]. The inner error is [`Answer::NotProven`] or [`Answer::NotPermitted`].
