@@ -73,7 +73,8 @@ fn round(failpoint: Failpoint, nth: u32, rng: &mut Rng) -> bool {
         ["drain 0".to_owned(), format!("open {} -> n", handles[1]), "close m".to_owned(), "evict".to_owned()];
     let mut killed = false;
     for command in &commands {
-        let races = rng.one_in(2);
+        // Another collector may clear the rows first, and the victim then passes fewer failpoints.
+        let races = nth > 1 && rng.one_in(2);
         if races {
             others[0].send("drain 0");
         }

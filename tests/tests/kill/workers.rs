@@ -253,8 +253,12 @@ impl Worker {
 fn snapshot_at_rest(actor: &Actor, role: Role) -> ProcessSnapshot {
     let mut at_rest = ProcessSnapshot::of(actor);
     LeaseFootprint::take_out(&mut at_rest, actor.pid(), role);
-    // An idle process has no connections. Processes that work may have connected already.
+    // An idle process has no connections, and has left its ended exporters. One that has just
+    // started has not noticed their end yet.
     at_rest.fds.remove("socket");
+    if role == Role::Producer {
+        at_rest.fds.remove("pidfd");
+    }
     // It does not send the file of a freed region, and has no freed region mapped.
     at_rest.fds.remove("/memfd:umf (deleted)");
     at_rest.mappings.remove("/memfd:umf (deleted)");

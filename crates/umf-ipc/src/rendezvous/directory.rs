@@ -23,6 +23,8 @@ const NEW: &str = ".new";
 const ATTEMPTS: u32 = 16;
 /// How long a bind waits for a lock: a process that looks for left-overs holds it for a moment.
 const LOCK_PATIENCE: Duration = Duration::from_millis(20);
+/// How long a bind waits for the lock of a file without a text.
+const NEW_PATIENCE: Duration = Duration::from_secs(5);
 /// The longest path of a socket address.
 const MAX_ADDRESS: usize = 107;
 
@@ -172,7 +174,7 @@ impl Directory {
         patience: Duration,
     ) -> Result<Option<HeldLock>> {
         let file_name = lock_name(name);
-        let until = Instant::now() + patience;
+        let begun = Instant::now();
         for _ in 0..ATTEMPTS {
             let file = match LockFile::open(directory, &file_name, Some(mode), true) {
                 Err(Errno::EXIST) => continue,
@@ -180,7 +182,11 @@ impl Directory {
             };
             failpoint!("directory.lock_opened");
             while !file.try_lock().map_err(self.failed("locking a file"))? {
-                if Instant::now() >= until {
+                // A file without a text has no owner yet: another process looks at it, and may be
+                // stopped at that.
+                let is_looked_at = patience > Duration::ZERO && file.read_record() == Ok(Record::Empty);
+                let most = if is_looked_at { NEW_PATIENCE } else { patience };
+                if begun.elapsed() >= most {
                     return Ok(None);
                 }
                 std::thread::sleep(Duration::from_millis(1));
