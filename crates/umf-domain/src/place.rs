@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use umf_ipc::Allow;
-use umf_ipc::fd_socket::{DIRECTORY_FAMILY, Key, Listeners, directory_prefix};
+use umf_ipc::fd_socket::{Key, Listeners, directory_prefix};
 use umf_ipc::rendezvous::{Directory, NameState, NamedLock};
 use umf_os::socket::{PeerTrust, peer, peer_trust_by};
 
@@ -59,7 +59,7 @@ impl Place {
 
     /// Removes what ended processes have left in the directory.
     pub(crate) fn remove_leftovers(&self) -> Result<()> {
-        let found = self.directory.remove_leftovers(DIRECTORY_FAMILY, &directory_prefix())?;
+        let found = umf_ipc::inspect::remove_leftovers(&self.directory)?;
         tracing::debug!(path = %self.directory.path().display(), ?found, "looked for left-overs");
         Ok(())
     }

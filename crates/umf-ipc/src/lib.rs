@@ -55,7 +55,7 @@ pub mod fd_socket {
     pub use crate::transfer::socket::server::{
         FdSource, Listeners, OutgoingFd, Server, ServerRule, SharedFd,
     };
-    pub use crate::transfer::socket::{DIRECTORY_FAMILY, Request, directory_prefix};
+    pub use crate::transfer::socket::{Request, directory_prefix};
 }
 
 /// Entry point of fuzz targets: the decoders of requests and replies.

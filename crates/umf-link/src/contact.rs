@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::io::Errno;
 use rustix::net::Shutdown;
-use umf_ipc::fd_socket::{ClientProof, DIRECTORY_FAMILY, Deadline, ProofStep, ServerProof, directory_prefix};
+use umf_ipc::fd_socket::{ClientProof, Deadline, ProofStep, ServerProof};
 use umf_ipc::rendezvous::{Directory, NameState, NamedSocket};
 use umf_ipc::{Allow, Nonce};
 use umf_os::socket::{PeerTrust, peer, peer_trust_by};
@@ -46,7 +46,7 @@ impl Listener {
             let socket = CloseOnFork::new(socket).map_err(Error::system("fstat of a socket"))?;
             return Ok(Self { socket, _named: None });
         };
-        let found = directory.remove_leftovers(DIRECTORY_FAMILY, &directory_prefix())?;
+        let found = umf_ipc::inspect::remove_leftovers(&directory)?;
         tracing::debug!(path = %directory.path().display(), ?found, "looked for left-overs");
         let mut named = directory.bind(&name, settings.allow.socket_mode(), BACKLOG)?;
         match named.as_mut().and_then(NamedSocket::take_listener) {

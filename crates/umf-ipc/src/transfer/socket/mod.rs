@@ -144,7 +144,7 @@ fn abstract_socket(nonce: Nonce, socket: BorrowedFd<'_>) -> String {
 }
 
 /// The beginning of all names of umf in a directory.
-pub const DIRECTORY_FAMILY: &str = "umf-";
+pub(crate) const DIRECTORY_FAMILY: &str = "umf-";
 
 /// Returns the beginning of the names of this boot in a directory. Processes of another boot, or of
 /// another machine that has mounted the directory, have other names.

@@ -111,7 +111,7 @@ impl Listeners {
     /// # Errors
     /// [`Error::Directory`].
     pub(crate) fn bind_in(&mut self, directory: &Directory, nonce: Nonce, allow: Allow) -> Result<()> {
-        let found = directory.remove_leftovers(super::DIRECTORY_FAMILY, &super::directory_prefix())?;
+        let found = crate::inspect::remove_leftovers(directory)?;
         tracing::debug!(path = %directory.path().display(), ?found, "looked for left-overs");
         let name = super::directory_name(nonce);
         let named = directory.bind(&name, allow.socket_mode(), BACKLOG)?;
