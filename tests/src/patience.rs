@@ -2,9 +2,13 @@
 
 use std::time::{Duration, Instant};
 
+use crate::machine;
+
 /// Limit for a wait, in seconds of an idle machine. While more threads are runnable than there are
 /// processors, time counts in proportion: with 8 threads on 2 processors, a second counts as a
-/// quarter. A wait for something that never comes ends on any machine.
+/// quarter. In a virtual machine a second counts as a [`GUEST`]th: its processors may be interpreted,
+/// and it does not see what else the host runs. A wait for something that never comes ends on any
+/// machine.
 #[derive(Debug)]
 pub struct Patience {
     left: Duration,
@@ -39,7 +43,11 @@ impl Patience {
     }
 }
 
-/// Returns the number of runnable threads per processor, and 1 if there are fewer.
+/// How much slower the processors of a guest may be.
+const GUEST: f64 = 10.0;
+
+/// Returns the number of runnable threads per processor, and 1 if there are fewer, times [`GUEST`]
+/// in a guest.
 fn competition() -> f64 {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     // The fourth field is `runnable/existing`: proc_loadavg(5).
@@ -47,7 +55,8 @@ fn competition() -> f64 {
         let (runnable, _) = text.split_ascii_whitespace().nth(3)?.split_once('/')?;
         runnable.parse::<u32>().ok()
     });
-    (f64::from(runnable.unwrap_or(1)) / f64::from(u32::try_from(processors).unwrap_or(1))).max(1.0)
+    let share = f64::from(runnable.unwrap_or(1)) / f64::from(u32::try_from(processors).unwrap_or(1));
+    share.max(1.0) * if machine::is_guest() { GUEST } else { 1.0 }
 }
 
 #[cfg(test)]
