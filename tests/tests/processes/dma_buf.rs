@@ -51,6 +51,34 @@ fn processes_read_each_others_writes_through_handles() {
     }
 }
 
+/// `/proc` cannot open dma-bufs, and containers with nothing but a directory in common can take no
+/// descriptors. The socket in the directory passes them.
+#[test]
+fn containers_read_each_others_writes_over_a_directory() {
+    const TEST: &str = "containers_read_each_others_writes_over_a_directory";
+    let own = libc::CLONE_NEWPID | libc::CLONE_NEWNET | libc::CLONE_NEWIPC | libc::CLONE_NEWUTS;
+    for source in machine::dma_buf_sources(TEST) {
+        let directory = tempfile::tempdir().unwrap();
+        let container = || {
+            let spawn = spawn!().env("UMF_IPC_DIR", directory.path().to_str().unwrap());
+            machine::in_namespaces(TEST, spawn, own)
+        };
+        let (Some(mut producer), Some(mut importer)) = (container(), container()) else { return };
+        let handles = blocks(&mut producer, source);
+        assert!(handles.iter().all(Handle::is_in_directory));
+        let clean = ProcessSnapshot::of(&importer);
+        scenarios::share(&mut producer, core::slice::from_mut(&mut importer), &handles);
+        clean.assert_restored(&importer);
+        importer.ok(&format!("open {} -> m", handles[0]));
+        producer.kill();
+        // Memory that is open stays. This block is in another buffer.
+        importer.check("m", 101);
+        importer.fails(&format!("open {} -> other", handles[3]), "ProducerGone");
+        importer.ok("close m");
+        importer.finish();
+    }
+}
+
 #[test]
 fn freed_block_is_reused_only_after_last_close() {
     for source in machine::dma_buf_sources("freed_block_is_reused_only_after_last_close") {

@@ -5,10 +5,11 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot continue ends")]
 #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use umf::Handle;
-use umf_tests::{Actor, machine, spawn};
+use umf_tests::{Actor, Spawn, machine, spawn};
 
 const OTHER_UID: u32 = 65534;
 const SCOPE: &str = "/proc/sys/kernel/yama/ptrace_scope";
@@ -29,9 +30,15 @@ fn scopes() -> Vec<u32> {
 /// Kinds of memory, with the actor's kind of pool.
 const KINDS: [(&str, &str); 2] = [("memfd", "isolated"), ("dma-buf", "dma-buf udmabuf")];
 
+/// Returns a process with one exchange mode, and with a directory for the mode `directory`.
+fn in_mode(mode: &str, directory: &Path) -> Spawn {
+    let spawn = spawn!().env("UMF_IPC_EXCHANGE", mode);
+    if mode == "directory" { spawn.env("UMF_IPC_DIR", directory.to_str().unwrap()) } else { spawn }
+}
+
 /// Starts a producer with one block. It opens the device as root and then changes its user.
-fn producer(mode: &str, ptracer: &str, kind: &str) -> (Actor, Handle) {
-    let mut producer = spawn!().env("UMF_IPC_EXCHANGE", mode).env("UMF_IPC_PTRACER", ptracer).start();
+fn producer(mode: &str, ptracer: &str, kind: &str, directory: &Path) -> (Actor, Handle) {
+    let mut producer = in_mode(mode, directory).env("UMF_IPC_PTRACER", ptracer).start();
     producer.ok(&format!("pool p {kind}"));
     producer.ok("alloc p 10000 -> p.b");
     producer.ok("fill p.b 9");
@@ -41,9 +48,9 @@ fn producer(mode: &str, ptracer: &str, kind: &str) -> (Actor, Handle) {
     (producer, handle)
 }
 
-fn importer(mode: &str, uid: u32, log: &Path) -> Actor {
+fn importer(mode: &str, uid: u32, log: &Path, directory: &Path) -> Actor {
     let log = format!("level:debug;output:file,{}", log.display());
-    let mut importer = spawn!().env("UMF_IPC_EXCHANGE", mode).env("UMF_LOG", &log).start();
+    let mut importer = in_mode(mode, directory).env("UMF_LOG", &log).start();
     if uid != 0 {
         importer.ok(&format!("setuid {uid}"));
         importer.ok("dumpable 1");
@@ -88,21 +95,30 @@ fn each_yama_scope_permits_documented_modes_and_auto_works() {
         })
         .collect();
     // Producers with an explicit mode do not depend on the scope at their start.
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(directory.path(), PermissionsExt::from_mode(0o1777)).unwrap();
+    let directory = directory.path();
     let mut explicit = Vec::new();
     for (kind, pool) in &kinds {
-        for (mode, ptracer) in [("pidfd", "none"), ("pidfd", "any"), ("procfs", "none"), ("socket", "none")] {
-            explicit.push((mode, ptracer, *kind, producer(mode, ptracer, pool)));
+        for (mode, ptracer) in [
+            ("pidfd", "none"),
+            ("pidfd", "any"),
+            ("procfs", "none"),
+            ("socket", "none"),
+            ("directory", "none"),
+        ] {
+            explicit.push((mode, ptracer, *kind, producer(mode, ptracer, pool, directory)));
         }
     }
     let log = std::env::temp_dir().join(format!("umf-yama-{}", std::process::id()));
-    let mut importers: Vec<_> = ["pidfd", "procfs", "socket", "auto"]
+    let mut importers: Vec<_> = ["pidfd", "procfs", "socket", "directory", "auto"]
         .into_iter()
         .map(|mode| (mode, OTHER_UID))
         // Root can open through pidfd only: a socket answers its own user alone.
         .chain([("pidfd", 0)])
         .map(|(mode, uid)| {
             let log = if mode == "auto" { log.as_path() } else { Path::new("/dev/null") };
-            (mode, uid, importer(mode, uid, log))
+            (mode, uid, importer(mode, uid, log, directory))
         })
         .collect();
     let mut by_auto = Vec::new();
@@ -111,8 +127,8 @@ fn each_yama_scope_permits_documented_modes_and_auto_works() {
             std::fs::write(SCOPE, wanted.to_string()).unwrap();
         }
         assert_eq!(scope(), Some(wanted));
-        let found = kinds.iter().map(|(kind, pool)| ("auto", "none", *kind, producer("auto", "none", pool)));
-        let found: Vec<_> = found.collect();
+        let auto = |pool: &str| producer("auto", "none", pool, directory);
+        let found: Vec<_> = kinds.iter().map(|(kind, pool)| ("auto", "none", *kind, auto(pool))).collect();
         for (mode, ptracer, kind, (_, handle)) in explicit.iter().chain(&found) {
             if *mode == "auto" {
                 by_auto.push((wanted, *kind, handle.pid()));
