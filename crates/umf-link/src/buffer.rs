@@ -70,6 +70,15 @@ impl<'d> Buffer<'d> {
         Self { segments, length, memory, reduction: None, bracketed, borrowed: PhantomData }
     }
 
+    /// Returns pieces of memory, which is valid as long as the caller of the caller promised.
+    #[inline]
+    fn from_raw(pieces: &[(*mut u8, usize)]) -> Self {
+        match *pieces {
+            [(base, length)] => Self::one(base, length, None),
+            _ => Self::concat(pieces.iter().map(|(base, length)| Self::one(*base, *length, None))),
+        }
+    }
+
     fn concat(buffers: impl Iterator<Item = Buffer<'d>>) -> Self {
         let mut merged: Vec<Segment> = Vec::new();
         let mut memory = None;
@@ -210,6 +219,29 @@ pub struct Source<'d>(pub(crate) Buffer<'d>);
 /// list of these.
 #[derive(Debug)]
 pub struct Destination<'d>(pub(crate) Buffer<'d>);
+
+impl Source<'static> {
+    /// Returns the concatenation of pieces of memory: address and length of each.
+    ///
+    /// # Safety
+    /// While an operation uses the source, each piece can be read and is not written.
+    #[must_use]
+    pub unsafe fn from_raw(pieces: &[(*mut u8, usize)]) -> Self {
+        Self(Buffer::from_raw(pieces))
+    }
+}
+
+impl Destination<'static> {
+    /// Returns the concatenation of pieces of memory: address and length of each.
+    ///
+    /// # Safety
+    /// While an operation uses the destination, each piece can be written and is not used
+    /// otherwise.
+    #[must_use]
+    pub unsafe fn from_raw(pieces: &[(*mut u8, usize)]) -> Self {
+        Self(Buffer::from_raw(pieces))
+    }
+}
 
 impl<'d> Source<'d> {
     /// Returns the concatenation of several sources.

@@ -286,4 +286,23 @@ impl LinkStatistics {
     pub(crate) fn add_received(&mut self, engine: Engine, length: usize) {
         self.received[engine as usize].add(length);
     }
+
+    /// Returns the sums of both.
+    #[must_use]
+    pub fn and(&self, other: &Self) -> Self {
+        Self {
+            sent: self.sent.and(other.sent),
+            received: core::array::from_fn(|engine| self.received[engine].and(other.received[engine])),
+            viewed: self.viewed.and(other.viewed),
+            pushed: self.pushed.and(other.pushed),
+            bounced: self.bounced.and(other.bounced),
+            put: self.put.and(other.put),
+            got: self.got.and(other.got),
+            served: self.served.and(other.served),
+            unexpected: self.unexpected.and(other.unexpected),
+            refused_cma: self.refused_cma + other.refused_cma,
+            refused_mapped: self.refused_mapped + other.refused_mapped,
+            withdrawn: self.withdrawn + other.withdrawn,
+        }
+    }
 }

@@ -17,9 +17,9 @@ use crate::buffer::Buffer;
 use crate::channel::{Channel, InboxShared};
 use crate::handles::{HandleTable, KnownHandles};
 use crate::layout::{ANNOUNCE_ONLY, OFFERS, Ring};
-use crate::offer::{BLOCK, BlockRecord, INLINE, OFFER, Offer, REQUEST};
+use crate::offer::{BLOCK, BlockRecord, IMMEDIATE, INLINE, OFFER, Offer, REQUEST};
 use crate::outgoing::Outgoing;
-use crate::queue::{Body, DroppedRequest, Matching, Queue, queued_size};
+use crate::queue::{Body, DroppedRequest, Envelope, Matching, Queue, queued_size};
 use crate::receive::{FetchOutcome, Received, Receiving};
 use crate::requests::Requests;
 use crate::ring::{Reader, RecordHeader, Writer, unknown_kind};
@@ -41,6 +41,8 @@ const RECEIVES_BETWEEN_SWEEPS: u8 = 128;
 #[derive(Debug)]
 pub(crate) struct Peer {
     pub channel: Arc<Channel>,
+    /// The number that receives match: the index of the peer, or in a mesh that of its process.
+    pub source: usize,
     pub writer: Writer,
     pub reader: Reader,
     pub outgoing: Outgoing,
@@ -62,9 +64,10 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    fn new(channel: Arc<Channel>) -> Self {
+    fn new(channel: Arc<Channel>, source: usize) -> Self {
         Self {
             channel,
+            source,
             writer: Writer::new(),
             reader: Reader::new(),
             outgoing: Outgoing::new(),
@@ -195,13 +198,32 @@ impl Inbox {
     }
 
     pub(crate) fn insert(&mut self, index: usize, channel: Arc<Channel>) {
-        self.peers[index] = Some(Box::new(Peer::new(channel)));
+        self.peers[index] = Some(Box::new(Peer::new(channel, index)));
         self.unread[index / 32] |= 1 << (index % 32);
+    }
+
+    /// Adds a peer, whose messages are those of `source`. Returns its index.
+    pub(crate) fn add(&mut self, channel: Arc<Channel>, source: usize) -> usize {
+        let is_free = |index: &usize| self.peers[*index].is_none() && !self.queue.has_messages_of(*index);
+        let index = (0..self.peers.len()).find(is_free).unwrap_or(self.peers.len());
+        if index == self.peers.len() {
+            self.peers.push(None);
+            self.unread.resize(self.peers.len().div_ceil(32), 0);
+        }
+        self.insert(index, channel);
+        self.peer(index).source = source;
+        index
     }
 
     /// Removes a peer and its messages.
     pub(crate) fn remove(&mut self, index: usize) -> Option<Arc<Channel>> {
         self.queue.remove_peer(index);
+        self.unlink(index)
+    }
+
+    /// Removes a peer. Its messages stay, as far as their data has arrived.
+    pub(crate) fn unlink(&mut self, index: usize) -> Option<Arc<Channel>> {
+        self.queue.remove_offers(index);
         self.resume_data();
         let peer = self.peers[index].take()?;
         for announced in peer.outgoing.announced() {
@@ -362,20 +384,27 @@ impl Inbox {
         let Self { peers, queue, shared, announces, .. } = self;
         let Some(peer) = &mut peers[index] else { return Err(Error::WrongLink) };
         let channel = Arc::clone(&peer.channel);
-        let mut slot = None;
+        let (mut slot, mut immediate) = (None, None);
         let body = match kind {
-            INLINE => {
+            INLINE | IMMEDIATE => {
                 peer.overrun += if *announces { queued_size(length) } else { 0 };
                 if peer.overrun > OVERRUN {
                     return Err(channel.misbehaved("it sends data though it was asked to announce only"));
                 }
-                Body::Data(peer.reader.read_bytes(&channel, length))
+                let mut bytes = peer.reader.read_bytes(&channel, length);
+                if kind == IMMEDIATE {
+                    let (first, rest) = bytes
+                        .split_first_chunk()
+                        .ok_or(channel.misbehaved("a message has no immediate data"))?;
+                    (immediate, bytes) = (Some(u64::from_ne_bytes(*first)), Box::from(rest));
+                }
+                Body::Data(bytes)
             }
             OFFER => {
                 let words = peer.reader.read_words(&channel, length)?;
                 let offer =
                     Offer::decode(&words).ok_or(channel.misbehaved("it makes an impossible offer"))?;
-                slot = Some(offer.index);
+                (slot, immediate) = (Some(offer.index), offer.immediate);
                 Body::Offered(Box::new(offer))
             }
             BLOCK => {
@@ -400,7 +429,8 @@ impl Inbox {
                 peer.statistics.withdrawn += 1;
             }
         }
-        let id = queue.push(index, tag, context, body);
+        let envelope = Envelope { source: peer.source, tag, context, immediate };
+        let id = queue.push(index, envelope, body);
         if let Some(slot) = slot {
             peer.offers[slot] = id;
         }
@@ -588,7 +618,7 @@ fn decode_block(channel: &Channel, words: &[u64]) -> Result<BlockRecord> {
 
 /// Returns the next record of a peer, if it has arrived.
 #[inline]
-fn peek(peer: &mut Peer) -> Result<Option<RecordHeader>> {
+pub(crate) fn peek(peer: &mut Peer) -> Result<Option<RecordHeader>> {
     if let Some(error) = &peer.read_error {
         return Err(error.clone());
     }

@@ -17,6 +17,7 @@
 //! buffer     memory kernel_copy     memory of sources and destinations; copies by the kernel
 //! engines    settings               engines, their costs and counters; settings
 //! comm       reduce                 ranks and collectives; reductions
+//! mesh                              one process and any number of others, without blocking calls
 //! ```
 //!
 //! The feature `comm`, on by default, adds ranks and collectives. `docs/link.md` has the layouts,
@@ -45,6 +46,7 @@ mod key;
 mod layout;
 mod link;
 mod memory;
+pub mod mesh;
 mod offer;
 mod outgoing;
 mod protocol;

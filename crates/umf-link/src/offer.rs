@@ -13,6 +13,10 @@ pub(crate) const BLOCK: u8 = 3;
 pub(crate) const GROWN: u8 = 4;
 /// A request to the owner of a registered range.
 pub(crate) const REQUEST: u8 = 5;
+/// A short message of a mesh with immediate data: its payload begins with the 8 bytes of it.
+pub(crate) const IMMEDIATE: u8 = 6;
+/// The address of the process that connected, the first record of a mesh in its lane.
+pub(crate) const NAME: u8 = 7;
 
 /// Requests of the receiver of an offer to its sender.
 pub(crate) const BOUNCE: u8 = 1;
@@ -33,6 +37,7 @@ pub(crate) const MAX_LENGTH: u64 = 1 << 47;
 
 const HAS_RANGES: u64 = 1;
 const AWAITED: u64 = 2;
+const HAS_IMMEDIATE: u64 = 4;
 
 /// The ranges of a message in the memory of its sender.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,6 +77,8 @@ pub(crate) struct Offer {
     pub by_address: bool,
     /// Whether the sender waits for the message, and serves requests at once.
     pub awaited: bool,
+    /// Immediate data of a mesh's message.
+    pub immediate: Option<u64>,
     pub ranges: SourceRanges,
 }
 
@@ -90,6 +97,7 @@ impl Offer {
         let mut flags = code(self.engine) << 4;
         flags |= if self.by_address { HAS_RANGES } else { 0 };
         flags |= if self.awaited { AWAITED } else { 0 };
+        flags |= if self.immediate.is_some() { HAS_IMMEDIATE } else { 0 };
         let count = ranges.len().min(MAX_RANGES) as u64;
         let mut words = vec![
             u64::from(self.number) | (self.index as u64) << 32 | flags << 44 | count << 52,
@@ -102,17 +110,23 @@ impl Offer {
             [one] => words.push(one.address),
             many => words.extend(many.iter().flat_map(|range| [range.address, range.length])),
         }
+        words.extend(self.immediate);
         words
     }
 
-    /// Returns the number of words of an offer with so many ranges.
+    /// Returns the most words of an offer with so many ranges.
     pub(crate) const fn words(ranges: usize) -> usize {
-        if ranges > 1 { 4 + 2 * ranges } else { 5 }
+        if ranges > 1 { 5 + 2 * ranges } else { 6 }
     }
 
     /// Decodes words; `None` if no sender writes them.
     pub(crate) fn decode(words: &[u64]) -> Option<Self> {
         let &[first, length, announced, offset, ref rest @ ..] = words else { return None };
+        let (rest, immediate) = match rest.split_last() {
+            Some((last, rest)) if first >> 44 & HAS_IMMEDIATE != 0 => (rest, Some(*last)),
+            None if first >> 44 & HAS_IMMEDIATE != 0 => return None,
+            _ => (rest, None),
+        };
         let (number, index, flags) = (first as u32, (first >> 32) as usize & 0xfff, (first >> 44) as u8);
         let count = (first >> 52) as usize;
         let engine = match flags >> 4 {
@@ -144,6 +158,7 @@ impl Offer {
             offset,
             by_address: u64::from(flags) & HAS_RANGES != 0,
             awaited: u64::from(flags) & AWAITED != 0,
+            immediate,
             ranges,
         })
     }
@@ -200,6 +215,7 @@ mod tests {
                 offset: 77,
                 by_address: true,
                 awaited: length == 7,
+                immediate: (length != 100).then_some(u64::MAX),
                 ranges,
             };
             let words = offer.encode();

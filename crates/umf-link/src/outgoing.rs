@@ -205,7 +205,8 @@ impl Inbox {
             _ => 0,
         };
         let (index, number, length) = (0, 0, buffer.len());
-        Ok(Offer { index, number, length, engine, announced, offset, by_address, awaited, ranges })
+        let immediate = None;
+        Ok(Offer { index, number, length, engine, announced, offset, by_address, awaited, immediate, ranges })
     }
 
     /// Offers a message. Returns `None` if the lane has no space, or if the message was cancelled

@@ -57,6 +57,8 @@ pub(crate) enum Context {
     Messages = 0,
     /// Messages of collectives.
     Collectives = 1,
+    /// Messages without tags of a mesh.
+    Untagged = 2,
 }
 
 /// The criteria by which a receive matches messages.
@@ -126,11 +128,22 @@ enum MessageState {
 pub(crate) struct Message {
     /// Unique in the queue.
     pub id: u64,
+    /// The peer that has its offer.
     pub peer: usize,
-    pub tag: u64,
-    context: Context,
+    pub envelope: Envelope,
     state: MessageState,
     pub body: Body,
+}
+
+/// What a message says of itself, and receives match.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Envelope {
+    /// The peer, or in a mesh the process that sent it.
+    pub source: usize,
+    pub tag: u64,
+    pub context: Context,
+    /// Immediate data of a mesh's message.
+    pub immediate: Option<u64>,
 }
 
 #[derive(Debug)]
@@ -213,20 +226,20 @@ impl Queue {
     }
 
     /// Adds a message, and assigns it to the first posted receive that matches it.
-    pub(crate) fn push(&mut self, peer: usize, tag: u64, context: Context, body: Body) -> u64 {
+    pub(crate) fn push(&mut self, peer: usize, envelope: Envelope, body: Body) -> u64 {
         self.next += 1;
         self.bytes += body.queued_size();
         let id = self.next;
-        self.messages.push_back(Message { id, peer, tag, context, state: MessageState::Free, body });
+        self.messages.push_back(Message { id, peer, envelope, state: MessageState::Free, body });
         self.assign(self.messages.len() - 1);
         id
     }
 
     /// Assigns a free message to the first posted receive that matches it.
     fn assign(&mut self, position: usize) {
-        let Message { id, peer, tag, context, .. } = self.messages[position];
+        let Message { id, envelope: Envelope { source, tag, context, .. }, .. } = self.messages[position];
         let mut open = self.posted.iter_mut().filter(|posted| posted.message.is_none());
-        if let Some(posted) = open.find(|posted| posted.matching.takes(peer, tag, context)) {
+        if let Some(posted) = open.find(|posted| posted.matching.takes(source, tag, context)) {
             posted.message = Some(id);
             self.messages[position].state = MessageState::Assigned(posted.id);
         }
@@ -282,7 +295,8 @@ impl Queue {
     /// Returns the first free message that a receive takes.
     pub(crate) fn find(&self, matching: &Matching) -> Option<u64> {
         let takes = |message: &&Message| {
-            message.state == MessageState::Free && matching.takes(message.peer, message.tag, message.context)
+            let Envelope { source, tag, context, .. } = message.envelope;
+            message.state == MessageState::Free && matching.takes(source, tag, context)
         };
         self.messages.iter().find(takes).map(|message| message.id)
     }
@@ -329,6 +343,18 @@ impl Queue {
         Some(message)
     }
 
+    /// Removes the messages of a peer that only the peer has.
+    pub(crate) fn remove_offers(&mut self, peer: usize) {
+        let is_kept = |message: &&Message| message.peer == peer && !matches!(message.body, Body::Data(_));
+        let ids: Vec<u64> = self.messages.iter().filter(is_kept).map(|message| message.id).collect();
+        ids.into_iter().for_each(|id| drop(self.remove(id)));
+    }
+
+    /// Returns whether there is a message of a peer.
+    pub(crate) fn has_messages_of(&self, peer: usize) -> bool {
+        self.messages.iter().any(|message| message.peer == peer)
+    }
+
     /// Removes all messages of a peer.
     pub(crate) fn remove_peer(&mut self, peer: usize) {
         let of_peer = |message: &Message| (message.peer == peer).then_some(message.id);
@@ -345,6 +371,10 @@ mod tests {
     fn matching(kind: u64, peer: u64, tag: u64) -> Matching {
         let wanted = [TagMatch::ANY, TagMatch::tag(tag), TagMatch::masked(tag, 1)][kind as usize % 3];
         Matching { peer: (kind < 3).then_some(peer as usize), wanted, context: Context::Messages }
+    }
+
+    fn envelope(peer: u64, tag: u64, context: Context) -> Envelope {
+        Envelope { source: peer as usize, tag, context, immediate: None }
     }
 
     /// A straightforward model of the queue.
@@ -383,8 +413,8 @@ mod tests {
                 match step {
                     0 | 1 => {
                         let body = Body::Data(Box::from([0_u8; 3]));
-                        let id = queue.push(peer as usize, tag, Context::Messages, body);
-                        let other = queue.push(peer as usize, tag, Context::Collectives, Body::Data(Box::default()));
+                        let id = queue.push(peer as usize, envelope(peer, tag, Context::Messages), body);
+                        let other = queue.push(peer as usize, envelope(peer, tag, Context::Collectives), Body::Data(Box::default()));
                         queue.remove(other).unwrap();
                         model.messages.push((id, peer as usize, tag));
                     }
@@ -415,7 +445,7 @@ mod tests {
                         let expected = model.messages.iter().find(takes).map(|(id, ..)| *id);
                         prop_assert_eq!(queue.find(&wanted), expected);
                         if let Some(id) = expected {
-                            prop_assert_eq!(queue.remove(id).unwrap().tag, model.messages.iter().find(|(other, ..)| *other == id).unwrap().2);
+                            prop_assert_eq!(queue.remove(id).unwrap().envelope.tag, model.messages.iter().find(|(other, ..)| *other == id).unwrap().2);
                             model.messages.retain(|(other, ..)| *other != id);
                         }
                     }

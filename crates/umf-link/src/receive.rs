@@ -162,16 +162,16 @@ impl Inbox {
     /// Removes a message whose sender is gone or broke the protocol.
     pub(crate) fn discard(&mut self, id: u64, error: Error) {
         let Some(message) = self.queue.remove(id) else { return };
-        tracing::debug!(%error, tag = message.tag, "a message is lost");
+        tracing::debug!(%error, tag = message.envelope.tag, "a message is lost");
         if let (Some(peer), Error::Misbehaved { .. }) = (&mut self.peers[message.peer], &error) {
             peer.set_read_error(error);
         }
     }
 
     /// Receives a message of the queue. Returns `None` while it is in progress.
-    fn take(&mut self, id: u64, receiving: &mut Receiving<'_>) -> Result<Option<FetchOutcome>> {
+    pub(crate) fn take(&mut self, id: u64, receiving: &mut Receiving<'_>) -> Result<Option<FetchOutcome>> {
         let Some(message) = self.queue.get(id) else { return Ok(Some(FetchOutcome::Withdrawn)) };
-        let (index, tag, length) = (message.peer, message.tag, message.body.len());
+        let (index, tag, length) = (message.peer, message.envelope.tag, message.body.len());
         let (into, capacity) = (&receiving.into.0, receiving.into.len());
         if length > capacity {
             return Err(Error::Truncated { length, capacity });
@@ -212,7 +212,10 @@ impl Inbox {
             }
         };
         self.queue.remove(id);
-        self.peer(index).statistics.add_received(engine, length);
+        // The peer may have ended after its data had arrived.
+        if let Some(peer) = &mut self.peers[index] {
+            peer.statistics.add_received(engine, length);
+        }
         Ok(Some(FetchOutcome::Received(Received { from: index, tag, length, engine })))
     }
 
@@ -406,7 +409,7 @@ impl Inbox {
     pub(crate) fn end(&mut self, index: usize, id: u64, offer: &Offer, engine: Engine) -> FetchOutcome {
         // First, because the sender waits for it.
         let is_taken = self.peer(index).channel.take(offer.index, offer.number);
-        let tag = self.queue.remove(id).map_or(0, |message| message.tag);
+        let tag = self.queue.remove(id).map_or(0, |message| message.envelope.tag);
         let statistics = &mut self.peer(index).statistics;
         if !is_taken {
             statistics.withdrawn += 1;
@@ -427,7 +430,7 @@ impl Inbox {
     pub(crate) fn probed(&self, id: u64) -> Option<Probed> {
         let message = self.queue.get(id)?;
         let is_viewable = matches!(message.body, Body::Block(_));
-        let (from, tag, length) = (message.peer, message.tag, message.body.len());
+        let (from, tag, length) = (message.peer, message.envelope.tag, message.body.len());
         Some(Probed { from, tag, length, is_viewable })
     }
 }

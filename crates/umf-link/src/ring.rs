@@ -164,6 +164,7 @@ impl Reader {
             let context = match header.context {
                 0 => Context::Messages,
                 1 => Context::Collectives,
+                2 => Context::Untagged,
                 _ => return Err(channel.misbehaved("a record has an unknown context")),
             };
             if length > self.ring.longest() {

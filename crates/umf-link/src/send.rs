@@ -18,7 +18,7 @@ use crate::buffer::{Buffer, Cursor, Source};
 use crate::channel::Channel;
 use crate::inbox::{Inbox, Peer};
 use crate::layout::{self, ANNOUNCE_ONLY, MAX_LOANS};
-use crate::offer::{BLOCK, BOUNCE, BlockRecord, COPY_BACK, INLINE};
+use crate::offer::{BLOCK, BOUNCE, BlockRecord, COPY_BACK, IMMEDIATE, INLINE};
 use crate::outgoing::{BacklogEntry, OfferSlot, OutgoingSlot};
 use crate::protocol::{self, Load};
 use crate::queue::Context;
@@ -90,6 +90,8 @@ impl Loan<'_> {
 pub(crate) struct Sending<'d> {
     tag: u64,
     context: Context,
+    /// Immediate data of a mesh's message.
+    immediate: Option<u64>,
     source: Source<'d>,
     /// Whether the caller waits until the message is received.
     awaited: bool,
@@ -147,7 +149,17 @@ impl Attempt {
 
 impl<'d> Sending<'d> {
     pub(crate) const fn new(tag: u64, context: Context, source: Source<'d>, awaited: bool) -> Self {
-        Self { tag, context, source, awaited, state: SendState::New }
+        Self { tag, context, immediate: None, source, awaited, state: SendState::New }
+    }
+
+    pub(crate) const fn with_immediate(mut self, immediate: Option<u64>) -> Self {
+        self.immediate = immediate;
+        self
+    }
+
+    /// Returns the bytes that the message takes in a ring.
+    const fn inline_len(&self) -> usize {
+        self.source.len() + if self.immediate.is_some() { size_of::<u64>() } else { 0 }
     }
 
     /// Withdraws the message. Returns `false` if it was received or copied into a ring.
@@ -169,7 +181,7 @@ impl Inbox {
     pub(crate) fn send(&mut self, index: usize, tag: u64, source: Source<'_>) -> Result<()> {
         let is_short = source.len() <= self.inline_max;
         let peer = self.peer(index);
-        if is_short && peer.is_fresh() && peer.send_fast((tag, Context::Messages), &source.0) {
+        if is_short && peer.is_fresh() && peer.send_fast((tag, Context::Messages), None, &source.0) {
             return Ok(());
         }
         self.send_slow(index, tag, source)
@@ -202,13 +214,24 @@ impl Inbox {
     ) -> Result<SendRequest<'d>> {
         self.peer(index).check_open()?;
         self.flush(index)?;
-        let mut sending = Sending::new(tag, context, source, false);
+        let sending = Sending::new(tag, context, source, false);
+        self.start_sending(index, sending)
+    }
+
+    /// As [`Inbox::start_send`]. [`Inbox::flush`] was called.
+    pub(crate) fn start_sending<'d>(
+        &mut self,
+        index: usize,
+        mut sending: Sending<'d>,
+    ) -> Result<SendRequest<'d>> {
         if self.shared.settings.engine == Some(Engine::Inline) {
             // An `inline` message is sent in the ring only, so the call waits for space.
             let mut limit = self.limit();
             self.wait(Some(index), &mut limit, "sending", |inbox| inbox.poll_send(index, &mut sending))?;
         } else if self.poll_send(index, &mut sending)?.is_none() && matches!(sending.state, SendState::New) {
-            let offer = self.describe(&sending.source.0, false)?;
+            let mut offer = self.describe(&sending.source.0, false)?;
+            offer.immediate = sending.immediate;
+            let (tag, context) = (sending.tag, sending.context);
             let placing = Arc::<AtomicU64>::default();
             sending.state = SendState::Queued(Arc::clone(&placing));
             self.peer(index).outgoing.backlog.push_back(BacklogEntry { tag, context, offer, placing });
@@ -244,14 +267,15 @@ impl Inbox {
             if !self.peer(index).outgoing.backlog.is_empty() {
                 return Ok(None);
             }
-            let is_short = buffer.len() <= self.inline_max;
+            let is_short = sending.inline_len() <= self.inline_max;
             let is_inline = self.shared.settings.engine == Some(Engine::Inline);
-            if is_short && self.peer(index).send_inline(tag, buffer)? {
+            if is_short && self.peer(index).send_inline(tag, sending.immediate, buffer)? {
                 sending.state = SendState::Done;
             } else if is_short && (is_inline || !self.peer(index).announces()) {
                 return Ok(None);
             } else {
                 let mut offer = self.describe(buffer, sending.awaited)?;
+                offer.immediate = sending.immediate;
                 let placed = self.place(index, tag, &mut offer, None);
                 let Ok(Some(place)) = placed else {
                     offer.announced.iter().for_each(|announced| self.handles.unpin(*announced));
@@ -375,38 +399,66 @@ impl Peer {
 
     /// The fast path of [`Peer::send_inline`]. Returns `false` on any obstacle.
     #[inline]
-    fn send_fast(&mut self, (tag, context): (u64, Context), buffer: &Buffer<'_>) -> bool {
-        let length = buffer.len();
+    pub(crate) fn send_fast(
+        &mut self,
+        tag: (u64, Context),
+        immediate: Option<u64>,
+        buffer: &Buffer<'_>,
+    ) -> bool {
+        let length = buffer.len() + if immediate.is_some() { size_of::<u64>() } else { 0 };
         let is_blocked = self.announces() || !self.outgoing.backlog.is_empty() || buffer.is_bracketed();
         if is_blocked || !self.writer.has_known_space(length) {
             return false;
         }
-        let mut cursor = Cursor::new(buffer.segments());
-        // SAFETY: `buffer` borrows the caller's memory; `write` passes `count` bytes of the lane.
-        self.writer.write(&self.channel, (INLINE, context), tag, length, |to, count| unsafe {
-            cursor.copy_out(to, count);
-        });
-        self.statistics.sent.add(length);
+        self.write_inline(tag, immediate, buffer);
         true
     }
 
     /// Copies a short message into the ring. Returns `false` if the ring is full or the peer
     /// accepts announcements only.
     #[inline]
-    fn send_inline(&mut self, (tag, context): (u64, Context), buffer: &Buffer<'_>) -> Result<bool> {
-        let length = buffer.len();
+    fn send_inline(
+        &mut self,
+        tag: (u64, Context),
+        immediate: Option<u64>,
+        buffer: &Buffer<'_>,
+    ) -> Result<bool> {
+        let length = buffer.len() + if immediate.is_some() { size_of::<u64>() } else { 0 };
         let is_blocked = self.announces() || !self.outgoing.backlog.is_empty();
         if is_blocked || !self.writer.has_space(&self.channel, length)? {
             return Ok(false);
         }
         let guard = buffer.begin_access(Access::ReadOnly)?;
-        let mut cursor = Cursor::new(buffer.segments());
-        // SAFETY: `buffer` borrows the caller's memory; `write` passes `count` bytes of the lane.
-        self.writer.write(&self.channel, (INLINE, context), tag, length, |to, count| unsafe {
-            cursor.copy_out(to, count);
-        });
+        self.write_inline(tag, immediate, buffer);
         drop(guard);
-        self.statistics.sent.add(length);
         Ok(true)
+    }
+
+    /// Copies a short message into the ring, which has space for it.
+    #[inline]
+    fn write_inline(&mut self, (tag, context): (u64, Context), immediate: Option<u64>, buffer: &Buffer<'_>) {
+        let mut cursor = Cursor::new(buffer.segments());
+        match immediate {
+            None => self.writer.write(&self.channel, (INLINE, context), tag, buffer.len(), |to, count| {
+                // SAFETY: `buffer` borrows the caller's memory; `write` passes `count` bytes of the
+                // lane.
+                unsafe { cursor.copy_out(to, count) };
+            }),
+            Some(immediate) => {
+                let (mut first, length) = (size_of::<u64>(), buffer.len() + size_of::<u64>());
+                self.writer.write(&self.channel, (IMMEDIATE, context), tag, length, |to, count| {
+                    // SAFETY: as above. The first piece has at least the 8 bytes, as the first slot
+                    // of a record has space for more.
+                    unsafe {
+                        if first > 0 {
+                            to.cast::<u64>().write_unaligned(immediate);
+                        }
+                        cursor.copy_out(to.add(first), count - first);
+                    }
+                    first = 0;
+                });
+            }
+        }
+        self.statistics.sent.add(buffer.len());
     }
 }

@@ -140,7 +140,7 @@ impl Inbox {
         let Some(message) = self.queue.find(matching).and_then(|id| self.queue.get(id)) else {
             return Ok(None);
         };
-        let (id, index, tag) = (message.id, message.peer, message.tag);
+        let (id, index, tag) = (message.id, message.peer, message.envelope.tag);
         let Body::Block(block) = message.body else {
             return Err(Error::WrongForm { tag, is: "sent as a copy", wanted: "memory that is handed over" });
         };
@@ -166,7 +166,7 @@ impl Inbox {
         let Some(message) = self.queue.find(matching).and_then(|id| self.queue.get(id)) else {
             return Ok(None);
         };
-        let (id, index, tag) = (message.id, message.peer, message.tag);
+        let (id, index, tag) = (message.id, message.peer, message.envelope.tag);
         let exposed = match &message.body {
             Body::Data(_) | Body::Offered(_) => return Ok(Some(Exposed::Copy { tag })),
             &Body::Block(block) => match self.view(index, tag, block) {

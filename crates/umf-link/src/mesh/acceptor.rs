@@ -1,0 +1,139 @@
+//! [`Acceptor`]: the thread of a mesh that accepts connections, so that a process can be linked
+//! while it computes, and the connections that this process makes.
+
+use core::sync::atomic::{AtomicBool, Ordering};
+use std::mem::ManuallyDrop;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use umf_os::background;
+use umf_sync::{failpoint, fork};
+
+use crate::channel::{Channel, InboxFds, InboxShared};
+use crate::endpoint::{self, Endpoint, PendingConnection};
+use crate::{Error, LinkAddress, LinkBuilder, Result};
+
+/// The words of the hello of a process that connects to a mesh.
+const MESH: [u32; 4] = [2, 0, 0, 0];
+/// The words of the refusal of any other process.
+const NOT_A_MESH: [u32; 4] = [1, 0, 0, 0];
+/// The time that the thread waits after an error, such as a lack of descriptors.
+const ERROR_DELAY: Duration = Duration::from_millis(20);
+/// The longest wait for the thread of another process, which accepts at once unless it is stopped.
+const CONNECT: Duration = Duration::from_secs(30);
+
+#[derive(Debug)]
+struct Shared {
+    endpoint: Endpoint,
+    shared: Arc<InboxShared>,
+    fds: InboxFds,
+    accepted: Mutex<Vec<Arc<Channel>>>,
+    /// Whether `accepted` has links. The thread rings the bell after it set this.
+    has_news: AtomicBool,
+    is_closed: AtomicBool,
+}
+
+/// The endpoint of a mesh with its thread.
+#[derive(Debug)]
+pub(super) struct Acceptor {
+    inner: ManuallyDrop<Arc<Shared>>,
+    thread: ManuallyDrop<background::Thread>,
+    process: u32,
+}
+
+impl Acceptor {
+    pub(super) fn start(builder: &LinkBuilder) -> Result<(Self, Arc<InboxShared>)> {
+        let (shared, fds) = InboxShared::create(builder.settings.clone(), builder.importer, None)?;
+        let endpoint = Endpoint::listen(builder.clone(), LinkAddress::unique(&builder.settings)?)?;
+        let inner = Arc::new(Shared {
+            endpoint,
+            shared: Arc::clone(&shared),
+            fds,
+            accepted: Mutex::default(),
+            has_news: AtomicBool::new(false),
+            is_closed: AtomicBool::new(false),
+        });
+        let serving = Arc::clone(&inner);
+        let thread = background::spawn(c"umf-mesh", 256 << 10, move || serving.serve()).map_err(|error| {
+            let errno = rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::AGAIN);
+            Error::system("starting the thread of a mesh")(errno)
+        })?;
+        let (inner, thread) = (ManuallyDrop::new(inner), ManuallyDrop::new(thread));
+        Ok((Self { inner, thread, process: fork::generation() }, shared))
+    }
+
+    pub(super) fn address(&self) -> LinkAddress {
+        self.inner.endpoint.address()
+    }
+
+    /// Returns whether this process made the mesh, and not its parent.
+    pub(super) fn is_own_process(&self) -> bool {
+        self.process == fork::generation()
+    }
+
+    /// Takes the links that other processes have made since the last call.
+    #[inline]
+    pub(super) fn take(&self) -> Vec<Arc<Channel>> {
+        if !self.inner.has_news.load(Ordering::Relaxed) || !self.inner.has_news.swap(false, Ordering::AcqRel)
+        {
+            return Vec::new();
+        }
+        core::mem::take(&mut *self.inner.accepted.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Connects to the mesh at an address.
+    pub(super) fn connect(&self, address: &LinkAddress) -> Result<Arc<Channel>> {
+        let inner = &**self.inner;
+        let connected = endpoint::connect(&inner.shared, &inner.fds, address, Some(CONNECT), MESH)?;
+        let what = "it is no mesh, or is ending";
+        connected.map_err(|_| Error::Misbehaved { pid: address.pid().cast_signed(), what })
+    }
+}
+
+impl Shared {
+    fn serve(&self) {
+        loop {
+            let pending = self.endpoint.pending(None, None);
+            if self.is_closed.load(Ordering::Acquire) {
+                return;
+            }
+            match pending.and_then(|pending| self.welcome(pending)) {
+                Ok(()) => {}
+                Err(error) => {
+                    tracing::warn!(%error, "a process cannot be accepted");
+                    std::thread::sleep(ERROR_DELAY);
+                }
+            }
+        }
+    }
+
+    fn welcome(&self, pending: PendingConnection) -> Result<()> {
+        if pending.hello.words != MESH {
+            pending.refuse(NOT_A_MESH);
+            return Ok(());
+        }
+        let channel = pending.welcome(&self.shared, &self.fds)?;
+        let Some(channel) = channel.filter(|channel| endpoint::has_agreed(channel)) else { return Ok(()) };
+        self.accepted.lock().unwrap_or_else(PoisonError::into_inner).push(channel);
+        failpoint!("link.mesh_met");
+        self.has_news.store(true, Ordering::Release);
+        self.shared.bell.ring();
+        Ok(())
+    }
+}
+
+impl Drop for Acceptor {
+    fn drop(&mut self) {
+        if !self.is_own_process() {
+            // The thread exists in the parent only, and may hold the lock. Both fields are leaked.
+            return;
+        }
+        self.inner.is_closed.store(true, Ordering::Release);
+        self.inner.endpoint.close();
+        // SAFETY: `self` is being dropped, so neither field is used again.
+        let (thread, inner) =
+            unsafe { (ManuallyDrop::take(&mut self.thread), ManuallyDrop::take(&mut self.inner)) };
+        thread.join();
+        drop(inner);
+    }
+}

@@ -1,0 +1,1 @@
+//! One-sided transfers of a [`super::Mesh`]: registered ranges and their keys.

@@ -1,0 +1,268 @@
+use super::*;
+
+fn label(tag: u64) -> Label {
+    Label { tag: Some(tag), immediate: None }
+}
+
+fn pair() -> (Mesh, Mesh, Process, Process) {
+    let builder = LinkBuilder::new();
+    let (mut one, mut other) = (Mesh::new(&builder).unwrap(), Mesh::new(&builder).unwrap());
+    let (to_other, to_one) = (one.insert(&other.address()).unwrap(), other.insert(&one.address()).unwrap());
+    (one, other, to_other, to_one)
+}
+
+/// Makes progress with both until one has a completion.
+fn complete(mesh: &mut Mesh, other: &mut Mesh) -> Completion {
+    let mut rounds = 0_u64;
+    loop {
+        if let Some(completion) = mesh.next_completion() {
+            return completion;
+        }
+        mesh.progress();
+        other.progress();
+        rounds += 1;
+        assert!(rounds < 100_000_000, "no completion");
+        if rounds > 1000 {
+            std::thread::yield_now();
+        }
+    }
+}
+
+fn any(from: Option<Process>) -> Wanted {
+    Wanted { from, tag: Some(TagMatch::ANY) }
+}
+
+fn received(completion: Completion) -> Message {
+    match completion.result {
+        Ok(Completed::Received { message, .. }) => message,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn messages_of_all_lengths_arrive_in_order_with_immediate_data() {
+    let (mut one, mut other, to_other, to_one) = pair();
+    for (tag, length) in (1..).zip([0, 1, 8, 232, 233, 500, 1100, 4096, 40_000, 1 << 20]) {
+        for immediate in [None, Some(!tag)] {
+            let bytes: Vec<u8> = (0..length).map(|at| (at as u64 * 7 + tag) as u8).collect();
+            let mut into = vec![0; length];
+            for is_expected in [false, true] {
+                into.fill(0);
+                // SAFETY: both are kept until the completions.
+                let (source, target) = unsafe {
+                    (
+                        Source::from_raw(&[(bytes.as_ptr().cast_mut(), length)]),
+                        Destination::from_raw(&[(into.as_mut_ptr(), length)]),
+                    )
+                };
+                let label = Label { tag: Some(tag), immediate };
+                let wanted = Wanted { from: Some(to_one), tag: Some(TagMatch::tag(tag)) };
+                // SAFETY: as above.
+                let is_sent = unsafe {
+                    if is_expected {
+                        other.receive(wanted, target, None, 2).unwrap();
+                        one.send(to_other, label, source, 1).unwrap()
+                    } else {
+                        let is_sent = one.send(to_other, label, source, 1).unwrap();
+                        other.receive(wanted, target, None, 2).unwrap();
+                        is_sent
+                    }
+                };
+                let message = received(complete(&mut other, &mut one));
+                assert_eq!(message, Message { from: to_one, tag, length, immediate });
+                assert!(into == bytes, "{length}");
+                if !is_sent {
+                    assert!(matches!(complete(&mut one, &mut other).result, Ok(Completed::Sent)));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn process_sends_to_itself() {
+    let mut mesh = Mesh::new(&LinkBuilder::new()).unwrap();
+    let own = mesh.insert(&mesh.address()).unwrap();
+    let bytes = vec![5_u8; 100_000];
+    let mut into = vec![0_u8; 100_000];
+    // SAFETY: both are kept until the completions.
+    unsafe {
+        mesh.receive(any(None), Destination::from_raw(&[(into.as_mut_ptr(), into.len())]), None, 7).unwrap();
+        mesh.send(own, label(3), Source::from_raw(&[(bytes.as_ptr().cast_mut(), bytes.len())]), 8).unwrap();
+    }
+    let mut tokens = Vec::new();
+    while tokens.len() < 2 {
+        mesh.progress();
+        tokens.extend(mesh.next_completion().map(|completion| (completion.token, completion.result.is_ok())));
+    }
+    tokens.sort_unstable();
+    assert_eq!(tokens, [(7, true), (8, true)]);
+    assert!(into == bytes);
+}
+
+#[test]
+fn both_processes_send_first_and_each_message_arrives_once() {
+    let (mut one, mut other, to_other, to_one) = pair();
+    let exchange = |mesh: &mut Mesh, peer: Process| {
+        for number in 0..1000_u64 {
+            mesh.inject(peer, label(number), &number.to_ne_bytes()).unwrap();
+        }
+        let mut next = 0;
+        let mut into = [0_u8; 8];
+        while next < 1000 {
+            // SAFETY: kept until the completion.
+            unsafe {
+                let into = Destination::from_raw(&[(into.as_mut_ptr(), 8)]);
+                mesh.receive(any(Some(peer)), into, None, next).unwrap();
+            }
+            let completion = loop {
+                mesh.progress();
+                if let Some(completion) = mesh.next_completion() {
+                    break completion;
+                }
+            };
+            assert_eq!(received(completion).tag, next);
+            assert_eq!(u64::from_ne_bytes(into), next);
+            next += 1;
+        }
+        // Until the other one has sent all.
+        mesh.inject(peer, label(5000), &[]).unwrap();
+        while mesh.peek(&Wanted { from: None, tag: Some(TagMatch::tag(5000)) }, None).is_none() {}
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| exchange(&mut one, to_other));
+        scope.spawn(|| exchange(&mut other, to_one));
+    });
+}
+
+#[test]
+fn truncated_message_is_reported_with_its_beginning() {
+    let (mut one, mut other, to_other, to_one) = pair();
+    for length in [100_usize, 100_000] {
+        for is_expected in [false, true] {
+            let bytes = vec![9_u8; length];
+            let mut into = [0_u8; 64];
+            // SAFETY: both are kept until the completions.
+            unsafe {
+                let target = Destination::from_raw(&[(into.as_mut_ptr(), 40)]);
+                if is_expected {
+                    other.receive(any(None), target, None, 2).unwrap();
+                    one.send(to_other, label(3), Source::from_raw(&[(bytes.as_ptr().cast_mut(), length)]), 1)
+                        .unwrap();
+                } else {
+                    one.send(to_other, label(3), Source::from_raw(&[(bytes.as_ptr().cast_mut(), length)]), 1)
+                        .unwrap();
+                    other.receive(any(None), target, None, 2).unwrap();
+                }
+            }
+            let completion = complete(&mut other, &mut one);
+            assert_eq!(completion.result.unwrap_err(), Error::Truncated { length, capacity: 40 });
+            assert_eq!(
+                completion.message.unwrap(),
+                Message { from: to_one, tag: 3, length, immediate: None }
+            );
+            assert_eq!((into[39], into[40]), (9, 0));
+            if length > 1000 {
+                assert!(matches!(complete(&mut one, &mut other).result, Ok(Completed::Sent)));
+            }
+        }
+    }
+}
+
+#[test]
+fn memory_for_many_messages_is_released_when_too_little_is_left() {
+    let (mut one, mut other, to_other, _) = pair();
+    let mut into = vec![0_u8; 1000];
+    let wanted = Wanted { from: None, tag: None };
+    let label = Label { tag: None, immediate: None };
+    one.inject(to_other, label, &[1; 300]).unwrap();
+    // SAFETY: kept until the completions.
+    unsafe {
+        let target = Destination::from_raw(&[(into.as_mut_ptr(), into.len())]);
+        other.receive(wanted, target, Some(200), 4).unwrap();
+    }
+    one.inject(to_other, label, &[2; 300]).unwrap();
+    one.inject(to_other, label, &[3; 300]).unwrap();
+    let mut ends = Vec::new();
+    for _ in 0..3 {
+        match complete(&mut other, &mut one).result.unwrap() {
+            Completed::Received { message, address, is_last } => {
+                ends.push((address - into.as_ptr().addr(), message.length, is_last));
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(ends, [(0, 300, false), (300, 300, false), (600, 300, true)]);
+    assert_eq!([into[0], into[599], into[899], into[900]], [1, 2, 3, 0]);
+}
+
+#[test]
+fn claimed_message_is_received_by_its_claim_only() {
+    let (mut one, mut other, to_other, _) = pair();
+    one.inject(to_other, label(1), b"first").unwrap();
+    one.inject(to_other, label(1), b"second").unwrap();
+    let wanted = Wanted { from: None, tag: Some(TagMatch::tag(1)) };
+    while other.peek(&wanted, Some(77)).is_none() {}
+    let mut into = [0_u8; 6];
+    // SAFETY: kept until the completions.
+    unsafe {
+        other.receive(wanted, Destination::from_raw(&[(into.as_mut_ptr(), 6)]), None, 1).unwrap();
+        assert_eq!(received(complete(&mut other, &mut one)).length, 6);
+        assert_eq!(&into, b"second");
+        assert!(other.receive_claimed(77, Destination::from_raw(&[(into.as_mut_ptr(), 6)]), 2));
+        assert_eq!(received(complete(&mut other, &mut one)).length, 5);
+        assert!(!other.receive_claimed(77, Destination::from_raw(&[(into.as_mut_ptr(), 6)]), 2));
+    }
+    assert_eq!(&into[..5], b"first");
+}
+
+#[test]
+fn cancelled_receive_takes_no_message() {
+    let (mut one, mut other, to_other, _) = pair();
+    let mut into = [0_u8; 6];
+    // SAFETY: kept until the completions.
+    unsafe {
+        let mut target = || Destination::from_raw(&[(into.as_mut_ptr(), 6)]);
+        other.receive(any(None), target(), None, 1).unwrap();
+        other.receive(any(None), target(), None, 2).unwrap();
+    }
+    assert!(other.cancel(1) && !other.cancel(1));
+    one.inject(to_other, label(1), b"first").unwrap();
+    let first = complete(&mut other, &mut one);
+    assert!(first.token == 1 && matches!(first.result, Ok(Completed::Cancelled)));
+    assert_eq!(complete(&mut other, &mut one).token, 2);
+}
+
+#[test]
+fn end_of_a_process_ends_its_operations_but_keeps_what_arrived() {
+    let (mut one, mut other, to_other, to_one) = pair();
+    one.inject(to_other, label(1), b"kept").unwrap();
+    let bytes = vec![1_u8; 1 << 20];
+    // SAFETY: kept until the end of the mesh.
+    unsafe {
+        let source = Source::from_raw(&[(bytes.as_ptr().cast_mut(), bytes.len())]);
+        assert!(!one.send(to_other, label(2), source, 5).unwrap());
+    }
+    while other.peek(&Wanted { from: None, tag: Some(TagMatch::tag(2)) }, None).is_none() {}
+    let mut into = [0_u8; 4];
+    let wanted = Wanted { from: Some(to_one), tag: Some(TagMatch::tag(9)) };
+    // SAFETY: kept until the completions.
+    unsafe { other.receive(wanted, Destination::from_raw(&[(into.as_mut_ptr(), 4)]), None, 3).unwrap() };
+    drop(one);
+    let completion = loop {
+        other.progress();
+        if let Some(completion) = other.next_completion() {
+            break completion;
+        }
+    };
+    assert!(
+        completion.token == 3 && matches!(completion.result, Err(Error::Closed { .. })),
+        "{completion:?}"
+    );
+    assert!(other.peek(&Wanted { from: None, tag: Some(TagMatch::tag(2)) }, None).is_none());
+    // SAFETY: as above.
+    unsafe { other.receive(any(None), Destination::from_raw(&[(into.as_mut_ptr(), 4)]), None, 4).unwrap() };
+    assert_eq!(received(other.next_completion().unwrap()).length, 4);
+    assert_eq!(&into, b"kept");
+    assert!(other.inject(to_one, label(1), b"").is_err());
+}
