@@ -31,9 +31,11 @@ mod constants;
 mod enums;
 mod errors;
 mod info;
+mod library;
 mod messages;
 mod objects;
 mod provider;
+mod requests;
 mod tables;
 mod transfers;
 
@@ -42,9 +44,11 @@ pub use enums::*;
 pub use errors::*;
 pub use info::*;
 pub use layout::make_version;
+pub use library::{Functions, LIBRARY, Library, OpenError};
 pub use messages::*;
 pub use objects::*;
 pub use provider::*;
+pub use requests::*;
 pub use tables::*;
 pub use transfers::*;
 

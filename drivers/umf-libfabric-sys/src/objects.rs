@@ -5,7 +5,9 @@
 //!
 //! Applications allocate attributes and entries. Their size depends on the version that the
 //! application passed to `fi_getinfo`, which a provider finds in
-//! [`fi_fabric_attr::api_version`](crate::fi_fabric_attr) when the fabric is opened.
+//! [`fi_fabric_attr::api_version`](crate::fi_fabric_attr) when the fabric is opened. Applications of
+//! versions before 1.5 have no `err_data_size` in errors of queues, and no `auth_key` in attributes
+//! of regions.
 
 use core::ffi::{c_char, c_int, c_void};
 
@@ -203,6 +205,8 @@ structures! { STRUCTURES;
         context: *mut c_void;
         auth_key_size: usize;
         auth_key: *mut u8;
+        /// Valid if the domain was opened with `FI_HMEM`, as `device`. Applications that do not ask for
+        /// it may have older attributes, which end before.
         iface: fi_hmem_iface;
         /// The number of the device. In C a union of 64 bits and of an `int` for each kind of
         /// device; the first 32 bits are the `int`.

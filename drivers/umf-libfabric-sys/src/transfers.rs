@@ -56,11 +56,11 @@ tables! {
             ep: *mut fid_ep, addr: *const c_void, param: *const c_void, paramlen: usize,
         ) -> c_int;
         /// Listens for connections.
-        listen(pep: *mut fid_pep) -> c_int;
+        listen as fi_listen(pep: *mut fid_pep) -> c_int;
         /// Accepts a connection.
         accept as fi_accept(ep: *mut fid_ep, param: *const c_void, paramlen: usize) -> c_int;
         /// Rejects a connection.
-        reject(pep: *mut fid_pep, handle: *mut fid, param: *const c_void, paramlen: usize) -> c_int;
+        reject as fi_reject(pep: *mut fid_pep, handle: *mut fid, param: *const c_void, paramlen: usize) -> c_int;
         /// Ends a connection.
         shutdown as fi_shutdown(ep: *mut fid_ep, flags: u64) -> c_int;
         /// Joins a group.
