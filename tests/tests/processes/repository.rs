@@ -25,6 +25,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("umf-cli", &["umf-rs", "umf-os"]),
     ("level-zero-sys", &[]),
     ("umf-cuda-sys", &[]),
+    ("umf-libfabric-sys", &[]),
     ("soft-device", &[]),
     ("level-zero-soft", &["level-zero-sys", "soft-device"]),
     ("cuda-soft", &["soft-device", "umf-cuda-sys"]),
