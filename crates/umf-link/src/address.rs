@@ -194,7 +194,8 @@ impl LinkAddress {
     }
 
     /// Returns whether the address may be of this boot of this machine. An unknown boot id is 0.
-    pub(crate) fn is_of_this_boot(&self) -> bool {
+    #[must_use]
+    pub fn is_of_this_boot(&self) -> bool {
         let (boot_id, own_boot_id) = (&self.bytes[BOOT_ID], boot_id_bytes());
         boot_id == [0; 16] || own_boot_id == [0; 16] || boot_id == own_boot_id
     }

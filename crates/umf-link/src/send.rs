@@ -92,6 +92,8 @@ pub(crate) struct Sending<'d> {
     context: Context,
     /// Immediate data of a mesh's message.
     immediate: Option<u64>,
+    /// Whether a short message is offered, too, so that its end tells that it was received.
+    is_acknowledged: bool,
     source: Source<'d>,
     /// Whether the caller waits until the message is received.
     awaited: bool,
@@ -149,11 +151,13 @@ impl Attempt {
 
 impl<'d> Sending<'d> {
     pub(crate) const fn new(tag: u64, context: Context, source: Source<'d>, awaited: bool) -> Self {
-        Self { tag, context, immediate: None, source, awaited, state: SendState::New }
+        let (immediate, is_acknowledged) = (None, false);
+        Self { tag, context, immediate, is_acknowledged, source, awaited, state: SendState::New }
     }
 
-    pub(crate) const fn with_immediate(mut self, immediate: Option<u64>) -> Self {
+    pub(crate) const fn of_mesh(mut self, immediate: Option<u64>, is_acknowledged: bool) -> Self {
         self.immediate = immediate;
+        self.is_acknowledged = is_acknowledged;
         self
     }
 
@@ -267,7 +271,7 @@ impl Inbox {
             if !self.peer(index).outgoing.backlog.is_empty() {
                 return Ok(None);
             }
-            let is_short = sending.inline_len() <= self.inline_max;
+            let is_short = sending.inline_len() <= self.inline_max && !sending.is_acknowledged;
             let is_inline = self.shared.settings.engine == Some(Engine::Inline);
             if is_short && self.peer(index).send_inline(tag, sending.immediate, buffer)? {
                 sending.state = SendState::Done;

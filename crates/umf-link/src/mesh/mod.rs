@@ -13,15 +13,19 @@ mod acceptor;
 mod progress;
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
 
 use crate::buffer::{Destination, Source};
+use crate::channel::InboxShared;
 use crate::engines::LinkStatistics;
 use crate::inbox::Inbox;
 use crate::offer::NAME;
 use crate::queue::{Body, Context, Matching};
 use crate::receive::Receiving;
 use crate::send::{SendRequest, Sending};
-use crate::{ADDRESS_SIZE, Error, LinkAddress, LinkBuilder, Result, TagMatch, sys};
+use crate::wait::SLICE;
+use crate::{ADDRESS_SIZE, Error, LinkAddress, LinkBuilder, Result, TagMatch, protocol, sys};
 
 use acceptor::Acceptor;
 use progress::Fetch;
@@ -29,6 +33,25 @@ use progress::Fetch;
 /// The number of a process in a [`Mesh`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Process(usize);
+
+impl Process {
+    /// Returns the number: processes are numbered from 0 in the order of their insertion.
+    #[must_use]
+    pub const fn index(self) -> usize {
+        self.0
+    }
+}
+
+/// Ends waits of a [`Mesh`], from any thread.
+#[derive(Clone, Debug)]
+pub struct Waker(Arc<InboxShared>);
+
+impl Waker {
+    /// Ends a wait that has begun, or the next one if none has.
+    pub fn wake(&self) {
+        self.0.bell.ring();
+    }
+}
 
 /// What a message says of itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -151,6 +174,8 @@ pub struct Mesh {
     /// Messages that were claimed: token and number in the queue.
     claimed: HashMap<u64, u64>,
     completions: VecDeque<Completion>,
+    /// Counters of links that have ended.
+    ended: LinkStatistics,
     /// Calls of [`Mesh::progress`] in a row that found nothing.
     idle: u32,
     /// The time of the last look at the processes, in milliseconds.
@@ -182,6 +207,7 @@ impl Mesh {
             posted: VecDeque::new(),
             claimed: HashMap::new(),
             completions: VecDeque::new(),
+            ended: LinkStatistics::default(),
             idle: 0,
             checked: sys::coarse_milliseconds(),
             next_check: 0,
@@ -217,18 +243,10 @@ impl Mesh {
         self.peers.get(process.0).map(|peer| peer.address)
     }
 
-    /// Returns the counters of what was transferred with a process.
+    /// Returns the counters of what was transferred with all processes.
     #[must_use]
-    pub fn statistics(&self, process: Process) -> LinkStatistics {
-        let of_process = |(index, peer): (usize, &Option<Box<crate::inbox::Peer>>)| {
-            peer.as_ref().filter(|_| self.links[index] == Some(process.0)).map(|peer| peer.statistics)
-        };
-        self.inbox
-            .peers
-            .iter()
-            .enumerate()
-            .filter_map(of_process)
-            .fold(LinkStatistics::default(), |sum, of| sum.and(&of))
+    pub fn statistics(&self) -> LinkStatistics {
+        self.inbox.peers.iter().flatten().fold(self.ended, |sum, peer| sum.and(&peer.statistics))
     }
 
     fn check_process(&self) -> Result<()> {
@@ -273,7 +291,8 @@ impl Mesh {
         Ok(link)
     }
 
-    /// Begins to send a message. Returns whether it was sent: then there is no completion.
+    /// Begins to send a message. Returns whether it was sent: then there is no completion. If
+    /// `is_acknowledged`, a message is sent when it has been received.
     ///
     /// # Errors
     /// As [`LinkBuilder::connect`] at the first message, [`Error::PeerGone`], [`Error::Closed`],
@@ -286,16 +305,17 @@ impl Mesh {
         to: Process,
         label: Label,
         source: Source<'static>,
+        is_acknowledged: bool,
         token: u64,
     ) -> Result<bool> {
         let link = self.link_to(to)?;
         let (tag, context) = label.parts();
-        let is_short = source.len() + size_of::<u64>() <= self.inbox.inline_max;
+        let is_short = !is_acknowledged && source.len() + size_of::<u64>() <= self.inbox.inline_max;
         let peer = self.inbox.peer(link);
         if is_short && peer.is_fresh() && peer.send_fast((tag, context), label.immediate, &source.0) {
             return Ok(true);
         }
-        self.send_slow(link, label, source, token, None)
+        self.send_slow(link, (label, is_acknowledged), source, token, None)
     }
 
     /// Sends a message whose memory may be reused at once. There is no completion.
@@ -314,14 +334,14 @@ impl Mesh {
         let copy: Box<[u8]> = Box::from(bytes);
         // SAFETY: the copy is dropped after the request, and not written.
         let source = unsafe { Source::from_raw(&[(copy.as_ptr().cast_mut(), copy.len())]) };
-        self.send_slow(link, label, source, NO_COMPLETION, Some(copy)).map(drop)
+        self.send_slow(link, (label, false), source, NO_COMPLETION, Some(copy)).map(drop)
     }
 
     #[cold]
     fn send_slow(
         &mut self,
         link: usize,
-        label: Label,
+        (label, is_acknowledged): (Label, bool),
         source: Source<'static>,
         token: u64,
         copy: Option<Box<[u8]>>,
@@ -330,7 +350,7 @@ impl Mesh {
         self.inbox.peer(link).check_open()?;
         self.inbox.flush(link)?;
         let (tag, context) = label.parts();
-        let sending = Sending::new(tag, context, source, false).with_immediate(label.immediate);
+        let sending = Sending::new(tag, context, source, false).of_mesh(label.immediate, is_acknowledged);
         let request = self.inbox.start_sending(link, sending)?;
         let is_done = request.is_done();
         if !is_done {
@@ -424,6 +444,22 @@ impl Mesh {
         }
         self.inbox.resume_data();
         true
+    }
+
+    /// Waits until another process may have sent something, or for at most `most`. Returns at once
+    /// if there is a completion. A signal may end it early.
+    pub fn wait(&mut self, most: Duration) {
+        let shared = Arc::clone(&self.inbox.shared);
+        let seen = protocol::fall_asleep(shared.bell.word());
+        if !self.progress() && self.completions.is_empty() {
+            sys::sleep(shared.bell.word(), seen, most.min(SLICE));
+        }
+    }
+
+    /// Returns what ends [`Mesh::wait`] of another thread.
+    #[must_use]
+    pub fn waker(&self) -> Waker {
+        Waker(Arc::clone(&self.inbox.shared))
     }
 
     /// Returns the next completion.

@@ -331,8 +331,15 @@ impl Mesh {
     fn end_of_link(&mut self, link: usize, error: &Error) {
         match self.links[link] {
             Some(process) => self.end_of_process(process, error),
-            None => drop(self.inbox.unlink(link)),
+            None => self.unlink(link),
         }
+    }
+
+    fn unlink(&mut self, link: usize) {
+        if let Some(peer) = &self.inbox.peers[link] {
+            self.ended = self.ended.and(&peer.statistics);
+        }
+        self.inbox.unlink(link);
     }
 
     #[cold]
@@ -380,7 +387,7 @@ impl Mesh {
         }
         self.inbox.remove_dropped_requests();
         for link in links {
-            self.inbox.unlink(link);
+            self.unlink(link);
             self.links[link] = None;
         }
         tracing::debug!(%error, "a process of a mesh has ended");

@@ -61,9 +61,9 @@ fn messages_of_all_lengths_arrive_in_order_with_immediate_data() {
                 let is_sent = unsafe {
                     if is_expected {
                         other.receive(wanted, target, None, 2).unwrap();
-                        one.send(to_other, label, source, 1).unwrap()
+                        one.send(to_other, label, source, false, 1).unwrap()
                     } else {
-                        let is_sent = one.send(to_other, label, source, 1).unwrap();
+                        let is_sent = one.send(to_other, label, source, false, 1).unwrap();
                         other.receive(wanted, target, None, 2).unwrap();
                         is_sent
                     }
@@ -88,7 +88,8 @@ fn process_sends_to_itself() {
     // SAFETY: both are kept until the completions.
     unsafe {
         mesh.receive(any(None), Destination::from_raw(&[(into.as_mut_ptr(), into.len())]), None, 7).unwrap();
-        mesh.send(own, label(3), Source::from_raw(&[(bytes.as_ptr().cast_mut(), bytes.len())]), 8).unwrap();
+        mesh.send(own, label(3), Source::from_raw(&[(bytes.as_ptr().cast_mut(), bytes.len())]), false, 8)
+            .unwrap();
     }
     let mut tokens = Vec::new();
     while tokens.len() < 2 {
@@ -147,11 +148,23 @@ fn truncated_message_is_reported_with_its_beginning() {
                 let target = Destination::from_raw(&[(into.as_mut_ptr(), 40)]);
                 if is_expected {
                     other.receive(any(None), target, None, 2).unwrap();
-                    one.send(to_other, label(3), Source::from_raw(&[(bytes.as_ptr().cast_mut(), length)]), 1)
-                        .unwrap();
+                    one.send(
+                        to_other,
+                        label(3),
+                        Source::from_raw(&[(bytes.as_ptr().cast_mut(), length)]),
+                        false,
+                        1,
+                    )
+                    .unwrap();
                 } else {
-                    one.send(to_other, label(3), Source::from_raw(&[(bytes.as_ptr().cast_mut(), length)]), 1)
-                        .unwrap();
+                    one.send(
+                        to_other,
+                        label(3),
+                        Source::from_raw(&[(bytes.as_ptr().cast_mut(), length)]),
+                        false,
+                        1,
+                    )
+                    .unwrap();
                     other.receive(any(None), target, None, 2).unwrap();
                 }
             }
@@ -241,7 +254,7 @@ fn end_of_a_process_ends_its_operations_but_keeps_what_arrived() {
     // SAFETY: kept until the end of the mesh.
     unsafe {
         let source = Source::from_raw(&[(bytes.as_ptr().cast_mut(), bytes.len())]);
-        assert!(!one.send(to_other, label(2), source, 5).unwrap());
+        assert!(!one.send(to_other, label(2), source, false, 5).unwrap());
     }
     while other.peek(&Wanted { from: None, tag: Some(TagMatch::tag(2)) }, None).is_none() {}
     let mut into = [0_u8; 4];

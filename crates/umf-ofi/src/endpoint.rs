@@ -1,0 +1,520 @@
+//! Endpoint: a mesh behind a lock, the operations in progress, and the queues and counters that
+//! their completions go to.
+
+use core::ffi::{c_int, c_void};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use libfabric_sys::*;
+use umf_link::mesh::{Completed, Completion, Mesh, Message, Process, Waker};
+use umf_link::{ADDRESS_SIZE, LinkAddress};
+
+use crate::address_vector::{AddressVector, AddressVectorObject};
+use crate::counter::{Counter, CounterObject};
+use crate::domain::{Domain, DomainObject};
+use crate::failure;
+use crate::messages::{MESSAGES, TAGGED};
+use crate::object::{Boxed, copy_address};
+use crate::queue::{Entry, Queue, QueueObject};
+
+/// The bytes that have to be left in memory for many messages, unless the application sets it.
+const MIN_MULTI_RECEIVE: usize = 64;
+
+/// Where completions of one direction go.
+#[derive(Debug, Default)]
+pub(crate) struct Direction {
+    pub queue: Option<Arc<Queue>>,
+    /// Whether only operations with `FI_COMPLETION` leave an entry in the queue.
+    pub is_selective: bool,
+    /// Flags of operations that have none of their own.
+    pub flags: u64,
+    counter: Option<Arc<Counter>>,
+}
+
+impl Direction {
+    /// Returns whether an operation with these flags leaves an entry in the queue.
+    pub(crate) const fn reports(&self, flags: u64) -> bool {
+        !self.is_selective || flags & FI_COMPLETION != 0
+    }
+}
+
+/// An operation in progress.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Operation {
+    pub context: *mut c_void,
+    /// The flags of its completion: the kind of operation.
+    pub flags: u64,
+    /// Whether it leaves an entry in the queue.
+    pub is_reported: bool,
+}
+
+/// The operations in progress, by the number that the mesh knows.
+#[derive(Debug, Default)]
+pub(crate) struct Operations {
+    list: Vec<Option<Operation>>,
+    free: Vec<u32>,
+}
+
+impl Operations {
+    pub(crate) fn add(&mut self, operation: Operation) -> u64 {
+        let number = self.free.pop().unwrap_or_else(|| {
+            self.list.push(None);
+            (self.list.len() - 1) as u32
+        });
+        self.list[number as usize] = Some(operation);
+        u64::from(number)
+    }
+
+    pub(crate) fn remove(&mut self, number: u64) -> Option<Operation> {
+        let operation = self.list.get_mut(usize::try_from(number).ok()?)?.take();
+        if operation.is_some() {
+            self.free.push(number as u32);
+        }
+        operation
+    }
+
+    fn get(&self, number: u64) -> Option<&Operation> {
+        self.list.get(usize::try_from(number).ok()?)?.as_ref()
+    }
+
+    /// Returns the receives with this context.
+    fn receives_of(&self, context: *mut c_void) -> Vec<u64> {
+        let is_one = |operation: &&Option<Operation>| {
+            operation.is_some_and(|operation| operation.context == context && operation.flags & FI_RECV != 0)
+        };
+        (0..).zip(&self.list).filter(|(_, operation)| is_one(operation)).map(|(number, _)| number).collect()
+    }
+}
+
+/// What the lock of an endpoint protects.
+#[derive(Debug)]
+pub(crate) struct State {
+    pub mesh: Mesh,
+    pub operations: Operations,
+    pub transmit: Direction,
+    pub receive: Direction,
+    vector: Option<Arc<AddressVector>>,
+    /// The process of each address of the vector, as far as known.
+    processes: Vec<Option<(LinkAddress, Process)>>,
+    /// The number of each process in the vector.
+    numbers: Vec<Option<fi_addr_t>>,
+    is_enabled: bool,
+    pub min_multi_receive: usize,
+}
+
+// SAFETY: contexts are numbers that the application gets back.
+unsafe impl Send for State {}
+
+/// An endpoint.
+#[derive(Debug)]
+pub(crate) struct Endpoint {
+    _domain: Arc<Domain>,
+    address: LinkAddress,
+    /// Whether receives name the sender of their message.
+    pub is_directed: bool,
+    waker: Waker,
+    state: Mutex<State>,
+}
+
+pub(crate) type EndpointObject = Boxed<fid_ep, Endpoint>;
+
+impl State {
+    /// Returns the process of an address of the vector.
+    #[inline]
+    pub(crate) fn process(&mut self, number: fi_addr_t) -> Result<Process, c_int> {
+        match self.processes.get(number as usize) {
+            // The vector may have another address under the number by now, after a removal.
+            Some(Some((_, process))) => Ok(*process),
+            _ => self.find_process(number),
+        }
+    }
+
+    #[cold]
+    fn find_process(&mut self, number: fi_addr_t) -> Result<Process, c_int> {
+        let address = self.vector.as_ref().and_then(|vector| vector.get(number)).ok_or(FI_EINVAL)?;
+        let process = self.mesh.insert(&address).map_err(|error| failure::number(&error))?;
+        let at = number as usize;
+        if self.processes.len() <= at {
+            self.processes.resize(at + 1, None);
+        }
+        self.processes[at] = Some((address, process));
+        Ok(process)
+    }
+
+    /// Returns the number of a process in the vector.
+    fn number(&mut self, process: Process) -> fi_addr_t {
+        let at = process.index();
+        if self.numbers.len() <= at {
+            self.numbers.resize(at + 1, None);
+        }
+        if let Some(number) = self.numbers[at] {
+            return number;
+        }
+        let address = self.mesh.address_of(process);
+        let number = address.zip(self.vector.as_ref()).and_then(|(address, vector)| vector.find(&address));
+        self.numbers[at] = number;
+        number.unwrap_or(FI_ADDR_NOTAVAIL)
+    }
+
+    /// Reports an operation that has ended without the mesh.
+    #[inline]
+    pub(crate) fn report_sent(&self, operation: &Operation) {
+        if let Some(counter) = &self.transmit.counter {
+            counter.count(false);
+        }
+        if operation.is_reported {
+            self.push_transmit(operation, None);
+        }
+    }
+
+    fn push_transmit(&self, operation: &Operation, error: Option<c_int>) {
+        let Some(queue) = &self.transmit.queue else { return };
+        queue.push(Entry {
+            context: operation.context,
+            flags: operation.flags,
+            length: 0,
+            buffer: core::ptr::null_mut(),
+            data: 0,
+            tag: 0,
+            source: FI_ADDR_NOTAVAIL,
+            error: error.map(|number| (number, 0)),
+        });
+    }
+
+    /// Reports a message that was received or found, or an error.
+    pub(crate) fn report_received(
+        &mut self,
+        operation: &Operation,
+        message: Option<&Message>,
+        (address, flags): (usize, u64),
+        error: Option<(c_int, usize)>,
+    ) {
+        if flags & FI_PEEK == 0
+            && let Some(counter) = &self.receive.counter
+        {
+            counter.count(error.is_some());
+        }
+        if !operation.is_reported && error.is_none() {
+            return;
+        }
+        let source = message.map_or(FI_ADDR_NOTAVAIL, |message| self.number(message.from));
+        let Some(queue) = &self.receive.queue else { return };
+        let immediate = message.and_then(|message| message.immediate);
+        queue.push(Entry {
+            context: operation.context,
+            flags: operation.flags
+                | flags & !FI_PEEK
+                | if immediate.is_some() { FI_REMOTE_CQ_DATA } else { 0 },
+            length: message.map_or(0, |message| message.length - error.map_or(0, |(_, excess)| excess)),
+            buffer: core::ptr::without_provenance_mut(address),
+            data: immediate.unwrap_or(0),
+            tag: message.map_or(0, |message| message.tag),
+            source,
+            error,
+        });
+    }
+
+    /// Reports what the mesh has finished.
+    pub(crate) fn report_completions(&mut self) {
+        while let Some(Completion { token, result, message }) = self.mesh.next_completion() {
+            // Memory for many messages stays until its last one.
+            let is_last = !matches!(result, Ok(Completed::Received { is_last: false, .. }));
+            let operation =
+                if is_last { self.operations.remove(token) } else { self.operations.get(token).copied() };
+            let Some(operation) = operation else { continue };
+            match result {
+                Ok(Completed::Sent) => self.report_sent(&operation),
+                Ok(Completed::Received { message, address, is_last }) => {
+                    let many = operation.flags & FI_MULTI_RECV;
+                    let operation = Operation { flags: operation.flags & !FI_MULTI_RECV, ..operation };
+                    let flags = if is_last { many } else { 0 };
+                    self.report_received(&operation, Some(&message), (address, flags), None);
+                }
+                Ok(Completed::Cancelled) => {
+                    self.report_received(&operation, None, (0, 0), Some((FI_ECANCELED, 0)));
+                }
+                Err(error) => {
+                    let number = failure::number(&error);
+                    if operation.flags & FI_SEND != 0 {
+                        if let Some(counter) = &self.transmit.counter {
+                            counter.count(true);
+                        }
+                        self.push_transmit(&operation, Some(number));
+                    } else {
+                        let excess = match error {
+                            umf_link::Error::Truncated { length, capacity } => length - capacity,
+                            _ => message.map_or(0, |message| message.length),
+                        };
+                        self.report_received(&operation, message.as_ref(), (0, 0), Some((number, excess)));
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Endpoint {
+    #[inline]
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+        // No code panics between two changes that belong together.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn progress(&self) {
+        // A thread that has the lock makes progress itself.
+        let Ok(mut state) = self.state.try_lock() else { return };
+        if state.is_enabled {
+            state.mesh.progress();
+            state.report_completions();
+        }
+    }
+
+    pub(crate) fn wait(&self, most: Duration) {
+        let Ok(mut state) = self.state.try_lock() else {
+            std::thread::sleep(Duration::from_micros(50).min(most));
+            return;
+        };
+        state.mesh.wait(most);
+        state.report_completions();
+    }
+
+    pub(crate) fn wake(&self) {
+        self.waker.wake();
+    }
+}
+
+static OBJECT: fi_ops =
+    fi_ops { close: Some(close), bind: Some(bind), control: Some(control), ..fi_ops::UNSUPPORTED };
+static OPS: fi_ops_ep = fi_ops_ep {
+    cancel: Some(cancel),
+    getopt: Some(get_option),
+    setopt: Some(set_option),
+    ..fi_ops_ep::UNSUPPORTED
+};
+static NAMES: fi_ops_cm = fi_ops_cm { getname: Some(name), ..fi_ops_cm::UNSUPPORTED };
+static RMA: fi_ops_rma = fi_ops_rma::UNSUPPORTED;
+static ATOMIC: fi_ops_atomic = fi_ops_atomic::UNSUPPORTED;
+
+pub(crate) unsafe extern "C" fn open(
+    domain: *mut fid_domain,
+    info: *mut fi_info,
+    endpoint: *mut *mut fid_ep,
+    context: *mut c_void,
+) -> c_int {
+    // SAFETY: as `open2`.
+    unsafe { open2(domain, info, endpoint, 0, context) }
+}
+
+pub(crate) unsafe extern "C" fn open2(
+    domain: *mut fid_domain,
+    info: *mut fi_info,
+    endpoint: *mut *mut fid_ep,
+    flags: u64,
+    context: *mut c_void,
+) -> c_int {
+    if flags != 0 {
+        return -FI_EBADFLAGS;
+    }
+    let mesh = match umf::link::builder().map(|builder| Mesh::new(&builder)) {
+        Ok(Ok(mesh)) => mesh,
+        Ok(Err(error)) => return failure::refuse("opening an endpoint", &error) as c_int,
+        Err(error) => {
+            tracing::error!(%error, "libfabric: the settings of umf cannot be used");
+            return -FI_EINVAL;
+        }
+    };
+    // SAFETY: an entry of `getinfo`, whose attributes may be null.
+    let (info, transmit, receive) = unsafe {
+        let info = &*info;
+        (info, info.tx_attr.as_ref(), info.rx_attr.as_ref())
+    };
+    let of = |flags| Direction { flags, ..Direction::default() };
+    let (address, waker) = (mesh.address(), mesh.waker());
+    let state = State {
+        mesh,
+        operations: Operations::default(),
+        transmit: of(transmit.map_or(0, |transmit| transmit.op_flags)),
+        receive: of(receive.map_or(0, |receive| receive.op_flags)),
+        vector: None,
+        processes: Vec::new(),
+        numbers: Vec::new(),
+        is_enabled: false,
+        min_multi_receive: MIN_MULTI_RECEIVE,
+    };
+    let is_directed = info.caps & FI_DIRECTED_RECV != 0;
+    let object = fid { fclass: FI_CLASS_EP, context, ops: OBJECT.as_table() };
+    let object = fid_ep {
+        fid: object,
+        ops: OPS.as_table(),
+        cm: NAMES.as_table(),
+        msg: MESSAGES.as_table(),
+        rma: RMA.as_table(),
+        tagged: TAGGED.as_table(),
+        atomic: ATOMIC.as_table(),
+        collective: core::ptr::null_mut(),
+    };
+    // SAFETY: an open domain of this provider; the pointer is valid for a write.
+    unsafe {
+        let part = Endpoint {
+            _domain: Arc::clone(DomainObject::part(domain)),
+            address,
+            is_directed,
+            waker,
+            state: Mutex::new(state),
+        };
+        *endpoint = EndpointObject::leak(object, Arc::new(part));
+    }
+    FI_SUCCESS
+}
+
+unsafe extern "C" fn close(object: *mut fid) -> c_int {
+    // SAFETY: an open endpoint.
+    let part = unsafe { EndpointObject::part(object.cast()) };
+    let (queues, counters) = {
+        let state = part.lock();
+        let directions = [&state.transmit, &state.receive];
+        let queues: Vec<_> = directions.iter().filter_map(|direction| direction.queue.clone()).collect();
+        let counters: Vec<_> = directions.iter().filter_map(|direction| direction.counter.clone()).collect();
+        (queues, counters)
+    };
+    queues.iter().for_each(|queue| queue.unbind(part));
+    counters.iter().for_each(|counter| counter.unbind(part));
+    drop((queues, counters));
+    // SAFETY: endpoints alone have this operation.
+    unsafe { EndpointObject::close(object) }
+}
+
+unsafe extern "C" fn bind(object: *mut fid, other: *mut fid, flags: u64) -> c_int {
+    // SAFETY: an open endpoint, and another open object of this provider.
+    let (part, class) = unsafe { (EndpointObject::part(object.cast()), (*other).fclass) };
+    let mut state = part.lock();
+    match class {
+        FI_CLASS_AV => {
+            // SAFETY: an address vector.
+            state.vector = Some(Arc::clone(unsafe { AddressVectorObject::part(other.cast()) }));
+        }
+        FI_CLASS_CQ => {
+            // SAFETY: a completion queue.
+            let queue = unsafe { QueueObject::part(other.cast()) };
+            if flags & !(FI_TRANSMIT | FI_RECV | FI_SELECTIVE_COMPLETION) != 0
+                || flags & (FI_TRANSMIT | FI_RECV) == 0
+            {
+                return -FI_EBADFLAGS;
+            }
+            let is_selective = flags & FI_SELECTIVE_COMPLETION != 0;
+            let State { transmit, receive, .. } = &mut *state;
+            for (bit, direction) in [(FI_TRANSMIT, transmit), (FI_RECV, receive)] {
+                if flags & bit != 0 {
+                    if direction.queue.is_some() {
+                        return -FI_EINVAL;
+                    }
+                    (direction.queue, direction.is_selective) = (Some(Arc::clone(queue)), is_selective);
+                }
+            }
+            drop(state);
+            queue.bind(part);
+        }
+        FI_CLASS_CNTR => {
+            // SAFETY: a counter.
+            let counter = unsafe { CounterObject::part(other.cast()) };
+            if flags & FI_SEND != 0 {
+                state.transmit.counter = Some(Arc::clone(counter));
+            }
+            if flags & FI_RECV != 0 {
+                state.receive.counter = Some(Arc::clone(counter));
+            }
+            drop(state);
+            counter.bind(part);
+        }
+        FI_CLASS_EQ => {}
+        _ => return -FI_EINVAL,
+    }
+    FI_SUCCESS
+}
+
+unsafe extern "C" fn control(object: *mut fid, command: c_int, argument: *mut c_void) -> c_int {
+    // SAFETY: an open endpoint.
+    let mut state = unsafe { EndpointObject::part(object.cast()) }.lock();
+    match command {
+        FI_ENABLE if state.vector.is_none() => -FI_ENOAV,
+        FI_ENABLE => {
+            state.is_enabled = true;
+            FI_SUCCESS
+        }
+        FI_GETOPSFLAG | FI_SETOPSFLAG => {
+            // SAFETY: the argument of both is a word of flags.
+            let flags = unsafe { &mut *argument.cast::<u64>() };
+            let direction = match *flags & (FI_TRANSMIT | FI_RECV) {
+                FI_TRANSMIT => &mut state.transmit,
+                FI_RECV => &mut state.receive,
+                _ => return -FI_EINVAL,
+            };
+            if command == FI_GETOPSFLAG {
+                *flags = direction.flags;
+            } else {
+                direction.flags = *flags & !(FI_TRANSMIT | FI_RECV);
+            }
+            FI_SUCCESS
+        }
+        _ => -FI_ENOSYS,
+    }
+}
+
+unsafe extern "C" fn cancel(object: *mut fid, context: *mut c_void) -> isize {
+    // SAFETY: an open endpoint.
+    let mut state = unsafe { EndpointObject::part(object.cast()) }.lock();
+    let found = state.operations.receives_of(context);
+    let is_cancelled = found.into_iter().any(|number| state.mesh.cancel(number));
+    state.report_completions();
+    // An operation that has ended, or has a message, is not an error.
+    if is_cancelled { FI_SUCCESS as isize } else { -(FI_ENOENT as isize) }
+}
+
+unsafe extern "C" fn get_option(
+    object: *mut fid,
+    level: c_int,
+    option: c_int,
+    value: *mut c_void,
+    length: *mut usize,
+) -> c_int {
+    if level != FI_OPT_ENDPOINT || option != FI_OPT_MIN_MULTI_RECV {
+        return -FI_ENOPROTOOPT;
+    }
+    // SAFETY: an open endpoint; `value` has `length` bytes.
+    unsafe {
+        if *length < size_of::<usize>() {
+            return -FI_ETOOSMALL;
+        }
+        *length = size_of::<usize>();
+        value.cast::<usize>().write_unaligned(EndpointObject::part(object.cast()).lock().min_multi_receive);
+    }
+    FI_SUCCESS
+}
+
+unsafe extern "C" fn set_option(
+    object: *mut fid,
+    level: c_int,
+    option: c_int,
+    value: *const c_void,
+    length: usize,
+) -> c_int {
+    if level != FI_OPT_ENDPOINT || option != FI_OPT_MIN_MULTI_RECV {
+        return -FI_ENOPROTOOPT;
+    }
+    if length != size_of::<usize>() {
+        return -FI_EINVAL;
+    }
+    // SAFETY: an open endpoint; `value` is a number of `length` bytes.
+    unsafe {
+        let least = value.cast::<usize>().read_unaligned();
+        EndpointObject::part(object.cast()).lock().min_multi_receive = least;
+    }
+    FI_SUCCESS
+}
+
+unsafe extern "C" fn name(object: *mut fid, buffer: *mut c_void, length: *mut usize) -> c_int {
+    // SAFETY: an open endpoint.
+    let bytes: [u8; ADDRESS_SIZE] = unsafe { EndpointObject::part(object.cast()) }.address.to_bytes();
+    // SAFETY: by the interface.
+    if unsafe { copy_address(&bytes, buffer, length) } { FI_SUCCESS } else { -FI_ETOOSMALL }
+}

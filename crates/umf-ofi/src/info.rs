@@ -1,0 +1,197 @@
+//! `fi_getinfo`: what the provider offers, and whether that fits the hints of an application.
+//!
+//! There is one kind of endpoint, reliable and without connections (`FI_EP_RDM`). What an
+//! application does not ask for, it is not offered: capabilities that cost something for each
+//! operation are left out.
+
+use core::ffi::{CStr, c_char, c_int};
+
+use libfabric_sys::*;
+
+use crate::{NAME, libraries};
+
+/// Bytes of messages that can be sent without a completion.
+pub(crate) const INJECT_SIZE: usize = 1024;
+/// Operations of an endpoint at a time. There is no limit but memory.
+const SIZE: usize = 1 << 16;
+/// Pieces of memory of one operation.
+pub(crate) const IOV_LIMIT: usize = 16;
+/// Bytes of the largest message.
+const MAX_MESSAGE: usize = 1 << 40;
+
+const PRIMARY: u64 = FI_MSG | FI_TAGGED | FI_DIRECTED_RECV;
+const SEND_RECEIVE: u64 = FI_SEND | FI_RECV;
+const SECONDARY: u64 = FI_MULTI_RECV | FI_SOURCE | FI_LOCAL_COMM | FI_REMOTE_COMM;
+const OP_FLAGS: u64 = FI_COMPLETION
+    | FI_INJECT
+    | FI_INJECT_COMPLETE
+    | FI_TRANSMIT_COMPLETE
+    | FI_DELIVERY_COMPLETE
+    | FI_MULTI_RECV;
+const ORDER: u64 = FI_ORDER_SAS;
+
+/// A restriction that the hints make, and the provider does not meet.
+type Unmet = &'static str;
+
+fn require(is_met: bool, what: Unmet) -> Result<(), Unmet> {
+    if is_met { Ok(()) } else { Err(what) }
+}
+
+/// Returns whether a name of the hints is absent or that of this provider.
+///
+/// # Safety
+/// `name` is null or a C string.
+unsafe fn is_own_name(name: *const c_char) -> bool {
+    // SAFETY: by this function's contract.
+    name.is_null() || unsafe { CStr::from_ptr(name) } == NAME
+}
+
+/// Checks the hints.
+///
+/// # Safety
+/// As `fi_getinfo`: an entry with its attributes, each of which may be null.
+unsafe fn check(hints: &fi_info) -> Result<(), Unmet> {
+    require(hints.caps & !(PRIMARY | SEND_RECEIVE | SECONDARY) == 0, "capabilities")?;
+    require(matches!(hints.addr_format, FI_FORMAT_UNSPEC), "the format of addresses")?;
+    // SAFETY: by this function's contract, here and below.
+    if let Some(endpoint) = unsafe { hints.ep_attr.as_ref() } {
+        require(matches!(endpoint.r#type, FI_EP_UNSPEC | FI_EP_RDM), "the type of endpoint")?;
+        require(endpoint.protocol == FI_PROTO_UNSPEC, "the protocol")?;
+        require(endpoint.max_msg_size <= MAX_MESSAGE, "the size of messages")?;
+        require(endpoint.msg_prefix_size == 0 && endpoint.auth_key_size == 0, "prefixes or keys")?;
+        let contexts = [endpoint.tx_ctx_cnt, endpoint.rx_ctx_cnt];
+        require(contexts.into_iter().all(|count| count <= 1), "contexts of an endpoint")?;
+    }
+    // SAFETY: as above.
+    if let Some(transmit) = unsafe { hints.tx_attr.as_ref() } {
+        require(transmit.caps & !(PRIMARY | SEND_RECEIVE | SECONDARY) == 0, "capabilities to transmit")?;
+        require(transmit.op_flags & !OP_FLAGS == 0, "flags of operations")?;
+        require(transmit.msg_order & !ORDER == 0, "the order of messages")?;
+        require(transmit.inject_size <= INJECT_SIZE, "the size of injected messages")?;
+        require(
+            transmit.size <= SIZE && transmit.iov_limit <= IOV_LIMIT,
+            "the number of operations or pieces",
+        )?;
+    }
+    // SAFETY: as above.
+    if let Some(receive) = unsafe { hints.rx_attr.as_ref() } {
+        require(receive.caps & !(PRIMARY | SEND_RECEIVE | SECONDARY) == 0, "capabilities to receive")?;
+        require(receive.op_flags & !OP_FLAGS == 0, "flags of receives")?;
+        require(receive.msg_order & !ORDER == 0, "the order of receives")?;
+        require(receive.size <= SIZE && receive.iov_limit <= IOV_LIMIT, "the number of receives or pieces")?;
+    }
+    // SAFETY: as above.
+    if let Some(domain) = unsafe { hints.domain_attr.as_ref() } {
+        // SAFETY: as above.
+        require(unsafe { is_own_name(domain.name) }, "the name of the domain")?;
+        let progress = [domain.control_progress, domain.data_progress];
+        require(!progress.contains(&FI_PROGRESS_AUTO), "automatic progress")?;
+        require(domain.cq_data_size <= size_of::<u64>(), "the size of immediate data")?;
+        require(domain.mr_key_size <= size_of::<u64>(), "the size of keys")?;
+        require(domain.caps & !(FI_LOCAL_COMM | FI_REMOTE_COMM) == 0, "capabilities of the domain")?;
+        require(domain.auth_key_size == 0, "keys of authorization")?;
+    }
+    // SAFETY: as above.
+    if let Some(fabric) = unsafe { hints.fabric_attr.as_ref() } {
+        // SAFETY: as above.
+        require(unsafe { is_own_name(fabric.name) }, "the name of the fabric")?;
+    }
+    Ok(())
+}
+
+/// Returns the capabilities that are offered for those of the hints.
+fn capabilities(asked: u64) -> u64 {
+    let primary = if asked & PRIMARY == 0 {
+        PRIMARY | FI_MULTI_RECV | FI_SOURCE
+    } else {
+        asked & (PRIMARY | SECONDARY)
+    };
+    let directions = if asked & SEND_RECEIVE == 0 { SEND_RECEIVE } else { asked & SEND_RECEIVE };
+    primary | directions | FI_LOCAL_COMM | FI_REMOTE_COMM
+}
+
+/// Fills an entry that libfabric has allocated.
+///
+/// # Safety
+/// `info` has all attributes. As [`check`] for the hints.
+unsafe fn fill(info: &mut fi_info, hints: Option<&fi_info>, version: u32) {
+    let caps = capabilities(hints.map_or(0, |hints| hints.caps));
+    info.caps = caps;
+    // SAFETY: `info` was allocated with all attributes; those of the hints are valid or null. Names
+    // are freed by `free`.
+    unsafe {
+        let asked_transmit = hints.and_then(|hints| hints.tx_attr.as_ref());
+        let asked_receive = hints.and_then(|hints| hints.rx_attr.as_ref());
+        let asked_domain = hints.and_then(|hints| hints.domain_attr.as_ref());
+        let endpoint = &mut *info.ep_attr;
+        endpoint.r#type = FI_EP_RDM;
+        endpoint.protocol = FI_PROTO_UNSPEC;
+        endpoint.protocol_version = 1;
+        endpoint.max_msg_size = MAX_MESSAGE;
+        // All bits of a tag are one field.
+        endpoint.mem_tag_format = 0xaaaa_aaaa_aaaa_aaaa;
+        (endpoint.tx_ctx_cnt, endpoint.rx_ctx_cnt) = (1, 1);
+        let transmit = &mut *info.tx_attr;
+        transmit.caps = caps & !FI_RECV & !FI_MULTI_RECV & !FI_DIRECTED_RECV & !FI_SOURCE;
+        transmit.op_flags = asked_transmit.map_or(0, |asked| asked.op_flags);
+        transmit.msg_order = ORDER;
+        transmit.comp_order = FI_ORDER_NONE;
+        transmit.inject_size = INJECT_SIZE;
+        (transmit.size, transmit.iov_limit) = (SIZE, IOV_LIMIT);
+        let receive = &mut *info.rx_attr;
+        receive.caps = caps & !FI_SEND;
+        receive.op_flags = asked_receive.map_or(0, |asked| asked.op_flags);
+        receive.msg_order = ORDER;
+        receive.comp_order = FI_ORDER_NONE;
+        (receive.size, receive.iov_limit) = (SIZE, IOV_LIMIT);
+        let domain = &mut *info.domain_attr;
+        domain.name = libc::strdup(NAME.as_ptr());
+        let threading = asked_domain.map_or(FI_THREAD_UNSPEC, |asked| asked.threading);
+        domain.threading = if threading == FI_THREAD_UNSPEC { FI_THREAD_SAFE } else { threading };
+        (domain.control_progress, domain.data_progress) = (FI_PROGRESS_MANUAL, FI_PROGRESS_MANUAL);
+        domain.resource_mgmt = FI_RM_ENABLED;
+        let kind = asked_domain.map_or(FI_AV_UNSPEC, |asked| asked.av_type);
+        domain.av_type = kind;
+        domain.mr_key_size = size_of::<u64>();
+        domain.cq_data_size = size_of::<u64>();
+        (domain.cq_cnt, domain.ep_cnt, domain.cntr_cnt) = (1 << 16, 1 << 10, 1 << 16);
+        (domain.tx_ctx_cnt, domain.rx_ctx_cnt) = (1 << 10, 1 << 10);
+        // More than one makes MPICH use scalable endpoints.
+        (domain.max_ep_tx_ctx, domain.max_ep_rx_ctx) = (1, 1);
+        domain.caps = FI_LOCAL_COMM | FI_REMOTE_COMM;
+        let fabric = &mut *info.fabric_attr;
+        fabric.name = libc::strdup(NAME.as_ptr());
+        fabric.prov_version = make_version(0, 1);
+        fabric.api_version = version;
+        if libraries().iter().all(|library| library.version() >= make_version(2, 5)) {
+            let added = info.domain_attr.cast::<fi_domain_attr_2_5>();
+            ((*added).max_cntr_value, (*added).max_err_cntr_value) = (u64::MAX, u64::MAX);
+        }
+    }
+}
+
+pub(crate) unsafe extern "C" fn getinfo(
+    version: u32,
+    _node: *const c_char,
+    _service: *const c_char,
+    _flags: u64,
+    hints: *const fi_info,
+    list: *mut *mut fi_info,
+) -> c_int {
+    // SAFETY: hints are null or an entry with its attributes.
+    let hints = unsafe { hints.as_ref() };
+    // SAFETY: as above.
+    if let Some(Err(what)) = hints.map(|hints| unsafe { check(hints) }) {
+        tracing::debug!(what, "libfabric: the hints ask for what umf does not offer");
+        return -FI_ENODATA;
+    }
+    let Some(library) = libraries().last() else { return -FI_ENODATA };
+    let info = library.fi_allocinfo();
+    // SAFETY: the library has allocated the entry with its attributes, and `list` can be written.
+    unsafe {
+        let Some(entry) = info.as_mut() else { return -FI_ENOMEM };
+        fill(entry, hints, version);
+        *list = info;
+    }
+    FI_SUCCESS
+}

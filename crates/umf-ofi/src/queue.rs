@@ -1,0 +1,341 @@
+//! Completion queue. Reading it makes progress with the endpoints that are bound to it.
+
+use core::ffi::{c_char, c_int, c_void};
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use libfabric_sys::*;
+
+use crate::domain::{Domain, DomainObject};
+use crate::endpoint::Endpoint;
+use crate::libraries;
+use crate::object::{Boxed, closed_by, copy_text};
+
+/// How long a thread polls before it sleeps.
+const SPIN: Duration = Duration::from_micros(50);
+/// The longest sleep. A queue of several endpoints sleeps on one of them.
+const SLEEP: Duration = Duration::from_millis(25);
+const SLEEP_OF_SEVERAL: Duration = Duration::from_micros(200);
+/// The first version with `src_addr` in errors, and with `err_data_size`.
+const WITH_SOURCE: u32 = make_version(1, 20);
+const WITH_DATA: u32 = make_version(1, 5);
+
+/// A completion.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Entry {
+    pub context: *mut c_void,
+    pub flags: u64,
+    pub length: usize,
+    pub buffer: *mut c_void,
+    pub data: u64,
+    pub tag: u64,
+    pub source: fi_addr_t,
+    /// The positive error number, and the bytes that did not fit.
+    pub error: Option<(c_int, usize)>,
+}
+
+// SAFETY: the pointers are numbers that the application gets back.
+unsafe impl Send for Entry {}
+
+/// A completion queue.
+#[derive(Debug)]
+pub(crate) struct Queue {
+    domain: Arc<Domain>,
+    format: fi_cq_format,
+    can_wait: bool,
+    entries: Mutex<VecDeque<Entry>>,
+    endpoints: Mutex<Vec<Arc<Endpoint>>>,
+    is_signalled: AtomicBool,
+}
+
+pub(crate) type QueueObject = Boxed<fid_cq, Queue>;
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Returns the text of a positive error number.
+pub(crate) fn text_of(number: c_int) -> String {
+    libraries().last().map_or_else(|| format!("error {number}"), |library| library.text_of(number))
+}
+
+impl Queue {
+    pub(crate) fn push(&self, entry: Entry) {
+        lock(&self.entries).push_back(entry);
+    }
+
+    /// Adds an endpoint, with which reading makes progress.
+    pub(crate) fn bind(&self, endpoint: &Arc<Endpoint>) {
+        let mut endpoints = lock(&self.endpoints);
+        if !endpoints.iter().any(|bound| Arc::ptr_eq(bound, endpoint)) {
+            endpoints.push(Arc::clone(endpoint));
+        }
+    }
+
+    pub(crate) fn unbind(&self, endpoint: &Arc<Endpoint>) {
+        lock(&self.endpoints).retain(|bound| !Arc::ptr_eq(bound, endpoint));
+    }
+
+    fn progress(&self) {
+        // An endpoint that is closed by another thread meanwhile is a misuse that the interface
+        // excludes, so that the lock may be held.
+        for endpoint in &*lock(&self.endpoints) {
+            endpoint.progress();
+        }
+    }
+
+    /// Sleeps until there may be something, for at most `most`.
+    fn sleep(&self, most: Duration) {
+        let (first, count) = {
+            let endpoints = lock(&self.endpoints);
+            (endpoints.first().cloned(), endpoints.len())
+        };
+        match first {
+            None => std::thread::sleep(most.min(SLEEP_OF_SEVERAL)),
+            Some(endpoint) => endpoint.wait(most.min(if count > 1 { SLEEP_OF_SEVERAL } else { SLEEP })),
+        }
+    }
+
+    fn wake(&self) {
+        for endpoint in &*lock(&self.endpoints) {
+            endpoint.wake();
+        }
+    }
+
+    /// Takes up to `count` completions, as `fi_cq_read`.
+    ///
+    /// # Safety
+    /// `buffer` has `count` entries of the queue's format, and `sources` is null or has as many.
+    unsafe fn take(&self, mut buffer: *mut c_void, count: usize, sources: *mut fi_addr_t) -> isize {
+        let mut entries = lock(&self.entries);
+        let mut taken = 0;
+        while let Some(entry) = entries.front() {
+            if entry.error.is_some() {
+                if taken == 0 {
+                    return -(FI_EAVAIL as isize);
+                }
+                break;
+            }
+            if taken == count {
+                break;
+            }
+            // SAFETY: by this function's contract.
+            unsafe {
+                buffer = self.write(entry, buffer);
+                if !sources.is_null() {
+                    *sources.add(taken) = entry.source;
+                }
+            }
+            taken += 1;
+            entries.pop_front();
+        }
+        if taken == 0 && count > 0 { -(FI_EAGAIN as isize) } else { taken as isize }
+    }
+
+    /// Writes an entry in the format of the queue. Returns where the next one goes.
+    ///
+    /// # Safety
+    /// `buffer` has space for an entry.
+    unsafe fn write(&self, entry: &Entry, buffer: *mut c_void) -> *mut c_void {
+        let Entry { context: op_context, flags, length: len, buffer: buf, data, tag, .. } = *entry;
+        // SAFETY: by this function's contract.
+        unsafe {
+            match self.format {
+                FI_CQ_FORMAT_MSG => {
+                    let to = buffer.cast::<fi_cq_msg_entry>();
+                    *to = fi_cq_msg_entry { op_context, flags, len };
+                    to.add(1).cast()
+                }
+                FI_CQ_FORMAT_DATA => {
+                    let to = buffer.cast::<fi_cq_data_entry>();
+                    *to = fi_cq_data_entry { op_context, flags, len, buf, data };
+                    to.add(1).cast()
+                }
+                FI_CQ_FORMAT_TAGGED => {
+                    let to = buffer.cast::<fi_cq_tagged_entry>();
+                    *to = fi_cq_tagged_entry { op_context, flags, len, buf, data, tag };
+                    to.add(1).cast()
+                }
+                _ => {
+                    let to = buffer.cast::<fi_cq_entry>();
+                    *to = fi_cq_entry { op_context };
+                    to.add(1).cast()
+                }
+            }
+        }
+    }
+}
+
+static OBJECT: fi_ops = fi_ops { control: Some(control), ..closed_by(close) };
+static OPS: fi_ops_cq = fi_ops_cq {
+    read: Some(read),
+    readfrom: Some(read_from),
+    readerr: Some(read_error),
+    sread: Some(read_or_wait),
+    sreadfrom: Some(read_from_or_wait),
+    signal: Some(signal),
+    strerror: Some(text_of_error),
+    ..fi_ops_cq::UNSUPPORTED
+};
+
+pub(crate) unsafe extern "C" fn open(
+    domain: *mut fid_domain,
+    attributes: *mut fi_cq_attr,
+    queue: *mut *mut fid_cq,
+    context: *mut c_void,
+) -> c_int {
+    // SAFETY: attributes are null or valid.
+    let attributes = unsafe { attributes.as_ref() }.copied().unwrap_or(fi_cq_attr::ZERO);
+    let is_known = matches!(attributes.wait_obj, FI_WAIT_NONE | FI_WAIT_UNSPEC | FI_WAIT_YIELD);
+    if !is_known || attributes.format > FI_CQ_FORMAT_TAGGED || attributes.wait_cond != FI_CQ_COND_NONE {
+        return -FI_ENOSYS;
+    }
+    let format = match attributes.format {
+        FI_CQ_FORMAT_UNSPEC => FI_CQ_FORMAT_CONTEXT,
+        format => format,
+    };
+    let object = fid { fclass: FI_CLASS_CQ, context, ops: OBJECT.as_table() };
+    let object = fid_cq { fid: object, ops: OPS.as_table() };
+    // SAFETY: an open domain of this provider; the pointer is valid for a write.
+    unsafe {
+        let part = Queue {
+            domain: Arc::clone(DomainObject::part(domain)),
+            format,
+            can_wait: attributes.wait_obj != FI_WAIT_NONE,
+            entries: Mutex::default(),
+            endpoints: Mutex::default(),
+            is_signalled: AtomicBool::new(false),
+        };
+        *queue = QueueObject::leak(object, Arc::new(part));
+    }
+    FI_SUCCESS
+}
+
+unsafe extern "C" fn close(object: *mut fid) -> c_int {
+    // SAFETY: completion queues alone have this operation.
+    unsafe { QueueObject::close(object) }
+}
+
+unsafe extern "C" fn control(_queue: *mut fid, _command: c_int, _argument: *mut c_void) -> c_int {
+    -FI_ENOSYS
+}
+
+unsafe extern "C" fn read(queue: *mut fid_cq, buffer: *mut c_void, count: usize) -> isize {
+    // SAFETY: as `read_from`.
+    unsafe { read_from(queue, buffer, count, core::ptr::null_mut()) }
+}
+
+unsafe extern "C" fn read_from(
+    queue: *mut fid_cq,
+    buffer: *mut c_void,
+    count: usize,
+    sources: *mut fi_addr_t,
+) -> isize {
+    // SAFETY: an open queue, and memory by the interface.
+    unsafe {
+        let queue = QueueObject::part(queue);
+        queue.progress();
+        queue.take(buffer, count, sources)
+    }
+}
+
+unsafe extern "C" fn read_or_wait(
+    queue: *mut fid_cq,
+    buffer: *mut c_void,
+    count: usize,
+    condition: *const c_void,
+    timeout: c_int,
+) -> isize {
+    // SAFETY: as `read_from_or_wait`.
+    unsafe { read_from_or_wait(queue, buffer, count, core::ptr::null_mut(), condition, timeout) }
+}
+
+unsafe extern "C" fn read_from_or_wait(
+    queue: *mut fid_cq,
+    buffer: *mut c_void,
+    count: usize,
+    sources: *mut fi_addr_t,
+    _condition: *const c_void,
+    timeout: c_int,
+) -> isize {
+    // SAFETY: an open queue.
+    let part = unsafe { QueueObject::part(queue) };
+    if !part.can_wait {
+        return -(FI_ENOSYS as isize);
+    }
+    let start = Instant::now();
+    let limit = u64::try_from(timeout).ok().map(Duration::from_millis);
+    loop {
+        // SAFETY: by the interface.
+        let taken = unsafe { read_from(queue, buffer, count, sources) };
+        if taken != -(FI_EAGAIN as isize) {
+            return taken;
+        }
+        if part.is_signalled.swap(false, Ordering::AcqRel) {
+            return taken;
+        }
+        let passed = start.elapsed();
+        let left = limit.map(|limit| limit.saturating_sub(passed));
+        if left.is_some_and(|left| left.is_zero()) {
+            return taken;
+        }
+        if passed > SPIN {
+            part.sleep(left.unwrap_or(SLEEP));
+        }
+    }
+}
+
+unsafe extern "C" fn signal(queue: *mut fid_cq) -> c_int {
+    // SAFETY: an open queue.
+    let queue = unsafe { QueueObject::part(queue) };
+    queue.is_signalled.store(true, Ordering::Release);
+    queue.wake();
+    FI_SUCCESS
+}
+
+unsafe extern "C" fn read_error(queue: *mut fid_cq, buffer: *mut fi_cq_err_entry, _flags: u64) -> isize {
+    // SAFETY: an open queue.
+    let queue = unsafe { QueueObject::part(queue) };
+    let mut entries = lock(&queue.entries);
+    let Some((entry, (number, excess))) = entries.front().and_then(|entry| Some((*entry, entry.error?)))
+    else {
+        return -(FI_EAGAIN as isize);
+    };
+    entries.pop_front();
+    let version = queue.domain.fabric.api_version;
+    // SAFETY: the application has allocated the members of its version.
+    unsafe {
+        (*buffer).op_context = entry.context;
+        (*buffer).flags = entry.flags;
+        (*buffer).len = entry.length;
+        (*buffer).buf = entry.buffer;
+        (*buffer).data = entry.data;
+        (*buffer).tag = entry.tag;
+        (*buffer).olen = excess;
+        (*buffer).err = number;
+        (*buffer).prov_errno = number;
+        if version >= WITH_DATA {
+            (*buffer).err_data_size = 0;
+        } else {
+            (*buffer).err_data = core::ptr::null_mut();
+        }
+        if version >= WITH_SOURCE {
+            (*buffer.cast::<fi_cq_err_entry_1_20>()).src_addr = entry.source;
+        }
+    }
+    1
+}
+
+unsafe extern "C" fn text_of_error(
+    _queue: *mut fid_cq,
+    number: c_int,
+    _data: *const c_void,
+    buffer: *mut c_char,
+    length: usize,
+) -> *const c_char {
+    // SAFETY: by the interface.
+    unsafe { copy_text(&text_of(number), buffer, length) };
+    buffer
+}
