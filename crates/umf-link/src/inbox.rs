@@ -17,7 +17,7 @@ use crate::buffer::Buffer;
 use crate::channel::{Channel, InboxShared};
 use crate::handles::{HandleTable, KnownHandles};
 use crate::layout::{ANNOUNCE_ONLY, OFFERS, Ring};
-use crate::offer::{BLOCK, BlockRecord, IMMEDIATE, INLINE, OFFER, Offer, REQUEST};
+use crate::offer::{BLOCK, BlockRecord, IMMEDIATE, INLINE, NAME, OFFER, Offer, REQUEST};
 use crate::outgoing::Outgoing;
 use crate::queue::{Body, DroppedRequest, Envelope, Matching, Queue, queued_size};
 use crate::receive::{FetchOutcome, Received, Receiving};
@@ -174,6 +174,8 @@ pub struct Inbox {
     announces: bool,
     /// Receives since all lanes were read last.
     fast_receives: u8,
+    /// Names of processes that were read from lanes; `None` if this is not the inbox of a mesh.
+    pub(crate) names: Option<Vec<(usize, Box<[u8]>)>>,
 }
 
 impl Inbox {
@@ -194,6 +196,7 @@ impl Inbox {
             recent: [0; RECENT],
             announces: false,
             fast_receives: 0,
+            names: None,
         }
     }
 
@@ -529,12 +532,20 @@ impl Inbox {
         }
         let peer = self.peer(index);
         let Some(record) = peek(peer)? else { return Ok(false) };
-        if record.kind == REQUEST {
-            self.serve_request(index, record.length)?;
-        } else {
-            self.enqueue(index, record, false)?;
+        match record.kind {
+            REQUEST => self.serve_request(index, record.length)?,
+            NAME if self.names.is_some() => self.read_name(index, record.length),
+            _ => drop(self.enqueue(index, record, false)?),
         }
         Ok(true)
+    }
+
+    /// Reads the name of a process, which its mesh uses later.
+    pub(crate) fn read_name(&mut self, index: usize, length: usize) {
+        let peer = self.peer(index);
+        let channel = Arc::clone(&peer.channel);
+        let name = peer.reader.read_bytes(&channel, length);
+        self.names.get_or_insert_default().push((index, name));
     }
 
     /// Makes progress with a receive, without waiting. Returns its message once it is complete.

@@ -26,6 +26,7 @@
 #![cfg_attr(not(feature = "comm"), allow(dead_code, reason = "some items are used by ranks only"))]
 
 mod address;
+mod atomics;
 mod both;
 mod bounce;
 mod buffer;
@@ -66,6 +67,7 @@ mod view;
 mod wait;
 
 pub use address::{ADDRESS_SIZE, AddressError, LinkAddress};
+pub use atomics::{Atomic, AtomicOperation, AtomicType};
 pub use buffer::{Destination, MemoryPart, Source};
 #[cfg(feature = "comm")]
 pub use comm::Communicator;

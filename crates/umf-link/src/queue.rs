@@ -59,6 +59,8 @@ pub(crate) enum Context {
     Collectives = 1,
     /// Messages without tags of a mesh.
     Untagged = 2,
+    /// Messages that tell of a one-sided transfer of a mesh.
+    Transfers = 3,
 }
 
 /// The criteria by which a receive matches messages.
@@ -341,6 +343,25 @@ impl Queue {
             }
         }
         Some(message)
+    }
+
+    /// Sets the source of messages of a peer that had named itself in between.
+    pub(crate) fn set_source(&mut self, peer: usize, source: usize) {
+        for message in self.messages.iter_mut().filter(|message| message.peer == peer) {
+            message.envelope.source = source;
+        }
+    }
+
+    /// Returns the first free message after another one.
+    pub(crate) fn free_after(&self, id: u64) -> Option<u64> {
+        let start = self.messages.partition_point(|message| message.id <= id);
+        let mut later = self.messages.range(start..);
+        later.find(|message| message.state == MessageState::Free).map(|message| message.id)
+    }
+
+    /// Returns the number of the latest message.
+    pub(crate) const fn latest(&self) -> u64 {
+        self.next
     }
 
     /// Removes the messages of a peer that only the peer has.

@@ -3,7 +3,7 @@
 use core::marker::PhantomData;
 use core::mem;
 use core::sync::atomic::Ordering;
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
 use umf_ipc::HANDLE_SIZE;
@@ -77,6 +77,31 @@ impl<'d> Registration<'d> {
         buffer: Buffer<'d>,
         access: RemoteAccess,
     ) -> Result<Self> {
+        let accessors = shared.accessors();
+        let mut registry = shared.registry();
+        let is_free = |slot: &usize| {
+            registry.ranges.get(*slot).is_none_or(Option::is_none)
+                && !accessors.iter().any(|peer| peer.is_inside(*slot))
+        };
+        let slot = (0..RANGES).find(is_free).ok_or(Error::TooManyRanges { most: RANGES })?;
+        registry.generation += 1;
+        let generation = registry.generation;
+        // SAFETY: by this function's contract.
+        unsafe { Self::at(shared, registry, (slot, generation), buffer, access) }
+    }
+
+    /// Registers the memory of `buffer` in a slot that is free, under a generation that the slot
+    /// has not had.
+    ///
+    /// # Safety
+    /// As [`Registration::new`].
+    pub(crate) unsafe fn at(
+        shared: &Arc<InboxShared>,
+        mut registry: MutexGuard<'_, Registry>,
+        (slot, generation): (usize, u64),
+        buffer: Buffer<'d>,
+        access: RemoteAccess,
+    ) -> Result<Self> {
         if !shared.is_own_process() {
             return Err(Error::Forked);
         }
@@ -86,16 +111,7 @@ impl<'d> Registration<'d> {
         if buffer.reduction().is_some() {
             return Err(Error::NotCombined);
         }
-        let accessors = shared.accessors();
-        let mut registry = shared.registry();
-        let is_free = |slot: &usize| {
-            registry.ranges.get(*slot).is_none_or(Option::is_none)
-                && !accessors.iter().any(|peer| peer.is_inside(*slot))
-        };
-        let slot = (0..RANGES).find(is_free).ok_or(Error::TooManyRanges { most: RANGES })?;
         shared.populate(layout::range(slot))?;
-        registry.generation += 1;
-        let generation = registry.generation;
         let (mut flags, mut offset) = (access as u64, 0);
         if let Some(memory) = buffer.memory() {
             flags |= HAS_HANDLE | if memory.handle().is_read_only() { READ_ONLY } else { 0 };
@@ -122,6 +138,10 @@ impl<'d> Registration<'d> {
         failpoint!("link.registered");
         let key = RemoteKey { access, slot, generation, length, nonce: shared.catalog.nonce() };
         Ok(Self { shared: Arc::clone(shared), key, has_ended: false, memory: PhantomData })
+    }
+
+    pub(crate) fn is_of(&self, shared: &Arc<InboxShared>) -> bool {
+        Arc::ptr_eq(&self.shared, shared)
     }
 
     /// Returns the key that peers need.

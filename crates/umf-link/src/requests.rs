@@ -19,7 +19,7 @@ use crate::offer::REQUEST;
 use crate::protocol::Load;
 use crate::queue::Context;
 use crate::remote::{Direct, Transfer};
-use crate::{Error, Result, Span};
+use crate::{Atomic, Error, RemoteKey, Result, Span};
 
 /// Words of a request before the bytes to put.
 const WORDS: usize = 4;
@@ -30,6 +30,9 @@ const EXPIRED: u64 = 2;
 const NOT_ALLOWED: u64 = 3;
 const OUTSIDE: u64 = 4;
 const FAILED: u64 = 5;
+
+/// The direction of a request for an atomic operation, whose code follows in the same word.
+const ATOMIC: u64 = 3;
 
 /// Counters of the requests to one peer, in private memory.
 #[derive(Debug)]
@@ -236,6 +239,9 @@ impl Inbox {
         let direction = match direction {
             1 => Direct::Get,
             2 => Direct::Put,
+            code if code & 0xff == ATOMIC => {
+                return self.execute_atomic(channel, [code >> 8, slot, generation, offset], number, put);
+            }
             _ => return NOT_ALLOWED,
         };
         let (slot, length) = ((slot >> 32) as usize, slot as u32 as usize);
@@ -262,6 +268,112 @@ impl Inbox {
         }
         drop(guard);
         DONE
+    }
+
+    /// As [`Inbox::execute_request`], for an atomic operation.
+    fn execute_atomic(
+        &self,
+        channel: &Channel,
+        [code, slot, generation, offset]: [u64; WORDS],
+        number: u64,
+        bytes: &[u8],
+    ) -> u64 {
+        let Some(atomic) = Atomic::from_code(code) else { return NOT_ALLOWED };
+        let (slot, length) = ((slot >> 32) as usize, slot as u32 as usize);
+        let registry = self.shared.registry();
+        let Some(range) = registry.find(slot, generation) else { return EXPIRED };
+        if !range.access.allows_get() || atomic.writes() && !range.access.allows_put() {
+            return NOT_ALLOWED;
+        }
+        let offset = usize::try_from(offset).unwrap_or(usize::MAX);
+        let is_inside = offset.checked_add(length).is_some_and(|end| end <= range.buffer.len());
+        let operands = length * if atomic.compares() { 2 } else { 1 };
+        if !is_inside || length > Atomic::MOST_BYTES || operands != bytes.len() {
+            return OUTSIDE;
+        }
+        let base = range.buffer.segments()[0].base.wrapping_add(offset);
+        if !base.addr().is_multiple_of(atomic.size()) || !length.is_multiple_of(atomic.size()) {
+            return FAILED;
+        }
+        let Ok(guard) = range.buffer.begin_access(Access::ReadWrite) else { return FAILED };
+        let (operands, compared) = bytes.split_at(length);
+        let mut previous = vec![0; length];
+        // SAFETY: the bytes lie in the range by the check above, and are aligned. The memory of a
+        // range is valid while it is in the registry, whose lock is held.
+        unsafe { atomic.execute(base, operands, compared, &mut previous) };
+        drop(guard);
+        let answer = channel.own_lane.bytes(layout::answer_bytes(number), length);
+        // SAFETY: both have `length` bytes.
+        unsafe { core::ptr::copy_nonoverlapping(previous.as_ptr(), answer.as_ptr(), length) };
+        DONE
+    }
+
+    /// Has the owner of a range execute an atomic operation, and waits for it. `bytes` are the
+    /// operands, and after them as many bytes of second operands if the operation has some. Copies
+    /// the previous numbers to `previous`.
+    pub(crate) fn request_atomic(
+        &mut self,
+        index: usize,
+        key: &RemoteKey,
+        offset: usize,
+        atomic: Atomic,
+        (operands, previous): (&[u8], &mut [u8]),
+    ) -> Result<()> {
+        let channel = Arc::clone(&self.peer(index).channel);
+        channel.populate_peer(ANSWERS)?;
+        let slot = (key.slot as u64) << 32 | previous.len() as u64;
+        let (mut asked, mut status) = (None, None);
+        let mut limit = self.limit();
+        self.wait(Some(index), &mut limit, "an atomic operation", |inbox| {
+            let peer = inbox.peer(index);
+            let length = 8 * WORDS + operands.len();
+            let is_free = peer.requests.sent - peer.requests.answered < REQUESTS;
+            if asked.is_none() && is_free && peer.writer.has_space(&channel, length)? {
+                let number = peer.requests.sent;
+                let first = u64::from(number as u32) | (ATOMIC | atomic.code() << 8) << 32;
+                let words = [first, slot, key.generation, offset as u64];
+                let bytes: Vec<u8> = words
+                    .iter()
+                    .flat_map(|word| word.to_ne_bytes())
+                    .chain(operands.iter().copied())
+                    .collect();
+                let mut rest = &bytes[..];
+                peer.writer.write(&channel, (REQUEST, Context::Messages), 0, length, |to, count| {
+                    let (chunk, after) = rest.split_at(count);
+                    // SAFETY: `write` passes `count` bytes of the lane.
+                    unsafe { core::ptr::copy_nonoverlapping(chunk.as_ptr(), to, count) };
+                    rest = after;
+                });
+                peer.requests.sent += 1;
+                asked = Some(number);
+                failpoint!("link.asked");
+            }
+            while peer.requests.answered < peer.requests.sent {
+                let number = peer.requests.answered;
+                let answer = channel.peer_lane.word(layout::answer(number)).load(Ordering::Acquire);
+                if answer as u32 != number as u32 || answer >> 32 == 0 {
+                    break;
+                }
+                if asked == Some(number) {
+                    let from = channel.peer_lane.bytes(layout::answer_bytes(number), previous.len());
+                    // SAFETY: both have that many bytes; the peer may write its lane at any time.
+                    unsafe { core::ptr::copy(from, previous.as_mut_ptr(), previous.len()) };
+                    status = Some(answer >> 32);
+                }
+                peer.requests.answered += 1;
+            }
+            Ok(status)
+        })
+        .and_then(|status| match status {
+            DONE => Ok(()),
+            EXPIRED => Err(Error::Expired { slot: key.slot, generation: key.generation }),
+            NOT_ALLOWED => {
+                Err(Error::NotAllowed { what: "change by atomic operations", allowed: key.access })
+            }
+            OUTSIDE => Err(Error::OutOfBounds { offset, length: previous.len(), size: key.len() }),
+            FAILED => Err(Error::RemoteFailed { pid: channel.pid }),
+            _ => Err(channel.misbehaved("it answers a request with an unknown status")),
+        })
     }
 }
 

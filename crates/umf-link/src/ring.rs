@@ -165,6 +165,7 @@ impl Reader {
                 0 => Context::Messages,
                 1 => Context::Collectives,
                 2 => Context::Untagged,
+                3 => Context::Transfers,
                 _ => return Err(channel.misbehaved("a record has an unknown context")),
             };
             if length > self.ring.longest() {

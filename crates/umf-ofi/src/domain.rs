@@ -1,18 +1,20 @@
 //! Domain: what endpoints, address vectors and queues belong to.
 
 use core::ffi::{c_int, c_void};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use libfabric_sys::*;
 
 use crate::fabric::{Fabric, FabricObject};
+use crate::memory::{self, Regions};
 use crate::object::{Boxed, closed_by};
-use crate::{address_vector, counter, endpoint, queue};
+use crate::{address_vector, counter, endpoint, queue, transfers};
 
 /// A domain.
 #[derive(Debug)]
 pub(crate) struct Domain {
     pub fabric: Arc<Fabric>,
+    pub regions: Mutex<Regions>,
 }
 
 pub(crate) type DomainObject = Boxed<fid_domain, Domain>;
@@ -24,9 +26,9 @@ static DOMAIN_OPS: fi_ops_domain = fi_ops_domain {
     cntr_open: Some(counter::open),
     endpoint: Some(endpoint::open),
     endpoint2: Some(endpoint::open2),
+    query_atomic: Some(transfers::query),
     ..fi_ops_domain::UNSUPPORTED
 };
-static MEMORY: fi_ops_mr = fi_ops_mr::UNSUPPORTED;
 
 pub(crate) unsafe extern "C" fn open(
     fabric: *mut fid_fabric,
@@ -50,11 +52,11 @@ pub(crate) unsafe extern "C" fn open2(
         return -FI_EBADFLAGS;
     }
     let object = fid { fclass: FI_CLASS_DOMAIN, context, ops: DOMAIN.as_table() };
-    let object = fid_domain { fid: object, ops: DOMAIN_OPS.as_table(), mr: MEMORY.as_table() };
+    let object = fid_domain { fid: object, ops: DOMAIN_OPS.as_table(), mr: memory::OPS.as_table() };
     // SAFETY: an open fabric of this provider; the pointer is valid for a write.
     unsafe {
         let fabric = Arc::clone(FabricObject::part(fabric));
-        *domain = DomainObject::leak(object, Arc::new(Domain { fabric }));
+        *domain = DomainObject::leak(object, Arc::new(Domain { fabric, regions: Mutex::default() }));
     }
     FI_SUCCESS
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use libfabric_sys::*;
-use umf_link::mesh::{Completed, Completion, Mesh, Message, Process, Waker};
+use umf_link::mesh::{Completed, Completion, Mesh, Message, Process, Registrar, Waker};
 use umf_link::{ADDRESS_SIZE, LinkAddress};
 
 use crate::address_vector::{AddressVector, AddressVectorObject};
@@ -16,6 +16,7 @@ use crate::failure;
 use crate::messages::{MESSAGES, TAGGED};
 use crate::object::{Boxed, copy_address};
 use crate::queue::{Entry, Queue, QueueObject};
+use crate::transfers::{ATOMIC, RMA};
 
 /// The bytes that have to be left in memory for many messages, unless the application sets it.
 const MIN_MULTI_RECEIVE: usize = 64;
@@ -29,6 +30,8 @@ pub(crate) struct Direction {
     /// Flags of operations that have none of their own.
     pub flags: u64,
     counter: Option<Arc<Counter>>,
+    /// Those of reads and of writes.
+    transfer_counters: [Option<Arc<Counter>>; 2],
 }
 
 impl Direction {
@@ -108,7 +111,8 @@ unsafe impl Send for State {}
 /// An endpoint.
 #[derive(Debug)]
 pub(crate) struct Endpoint {
-    _domain: Arc<Domain>,
+    domain: Arc<Domain>,
+    registrar: Registrar,
     address: LinkAddress,
     /// Whether receives name the sender of their message.
     pub is_directed: bool,
@@ -167,6 +171,18 @@ impl State {
         }
     }
 
+    /// Reports a transfer that has ended.
+    pub(crate) fn report_transfer(&self, operation: &Operation, error: Option<c_int>) {
+        let [reads, writes] = &self.transmit.transfer_counters;
+        let counter = if operation.flags & FI_READ != 0 { reads } else { writes };
+        if let Some(counter) = counter {
+            counter.count(error.is_some());
+        }
+        if operation.is_reported || error.is_some() {
+            self.push_transmit(operation, error);
+        }
+    }
+
     fn push_transmit(&self, operation: &Operation, error: Option<c_int>) {
         let Some(queue) = &self.transmit.queue else { return };
         queue.push(Entry {
@@ -217,13 +233,29 @@ impl State {
     /// Reports what the mesh has finished.
     pub(crate) fn report_completions(&mut self) {
         while let Some(Completion { token, result, message }) = self.mesh.next_completion() {
+            if let Ok(Completed::Written { by, immediate, length }) = result {
+                let source = self.number(by);
+                if let Some(queue) = &self.receive.queue {
+                    queue.push(Entry {
+                        context: core::ptr::null_mut(),
+                        flags: FI_RMA | FI_REMOTE_WRITE | FI_REMOTE_CQ_DATA,
+                        length: length as usize,
+                        buffer: core::ptr::null_mut(),
+                        data: immediate,
+                        tag: 0,
+                        source,
+                        error: None,
+                    });
+                }
+                continue;
+            }
             // Memory for many messages stays until its last one.
             let is_last = !matches!(result, Ok(Completed::Received { is_last: false, .. }));
             let operation =
                 if is_last { self.operations.remove(token) } else { self.operations.get(token).copied() };
             let Some(operation) = operation else { continue };
             match result {
-                Ok(Completed::Sent) => self.report_sent(&operation),
+                Ok(Completed::Sent | Completed::Written { .. }) => self.report_sent(&operation),
                 Ok(Completed::Received { message, address, is_last }) => {
                     let many = operation.flags & FI_MULTI_RECV;
                     let operation = Operation { flags: operation.flags & !FI_MULTI_RECV, ..operation };
@@ -292,8 +324,6 @@ static OPS: fi_ops_ep = fi_ops_ep {
     ..fi_ops_ep::UNSUPPORTED
 };
 static NAMES: fi_ops_cm = fi_ops_cm { getname: Some(name), ..fi_ops_cm::UNSUPPORTED };
-static RMA: fi_ops_rma = fi_ops_rma::UNSUPPORTED;
-static ATOMIC: fi_ops_atomic = fi_ops_atomic::UNSUPPORTED;
 
 pub(crate) unsafe extern "C" fn open(
     domain: *mut fid_domain,
@@ -329,7 +359,7 @@ pub(crate) unsafe extern "C" fn open2(
         (info, info.tx_attr.as_ref(), info.rx_attr.as_ref())
     };
     let of = |flags| Direction { flags, ..Direction::default() };
-    let (address, waker) = (mesh.address(), mesh.waker());
+    let (address, waker, registrar) = (mesh.address(), mesh.waker(), mesh.registrar());
     let state = State {
         mesh,
         operations: Operations::default(),
@@ -355,13 +385,12 @@ pub(crate) unsafe extern "C" fn open2(
     };
     // SAFETY: an open domain of this provider; the pointer is valid for a write.
     unsafe {
-        let part = Endpoint {
-            _domain: Arc::clone(DomainObject::part(domain)),
-            address,
-            is_directed,
-            waker,
-            state: Mutex::new(state),
-        };
+        let domain = Arc::clone(DomainObject::part(domain));
+        if let Err(error) = domain.add_endpoint(registrar.clone()) {
+            domain.remove_endpoint(&registrar);
+            return failure::refuse("opening an endpoint", &error) as c_int;
+        }
+        let part = Endpoint { domain, registrar, address, is_directed, waker, state: Mutex::new(state) };
         *endpoint = EndpointObject::leak(object, Arc::new(part));
     }
     FI_SUCCESS
@@ -374,12 +403,17 @@ unsafe extern "C" fn close(object: *mut fid) -> c_int {
         let state = part.lock();
         let directions = [&state.transmit, &state.receive];
         let queues: Vec<_> = directions.iter().filter_map(|direction| direction.queue.clone()).collect();
-        let counters: Vec<_> = directions.iter().filter_map(|direction| direction.counter.clone()).collect();
+        let all = |direction: &&Direction| {
+            let [reads, writes] = direction.transfer_counters.clone();
+            [direction.counter.clone(), reads, writes]
+        };
+        let counters: Vec<_> = directions.iter().flat_map(all).flatten().collect();
         (queues, counters)
     };
     queues.iter().for_each(|queue| queue.unbind(part));
     counters.iter().for_each(|counter| counter.unbind(part));
     drop((queues, counters));
+    part.domain.remove_endpoint(&part.registrar);
     // SAFETY: endpoints alone have this operation.
     unsafe { EndpointObject::close(object) }
 }
@@ -422,6 +456,15 @@ unsafe extern "C" fn bind(object: *mut fid, other: *mut fid, flags: u64) -> c_in
             }
             if flags & FI_RECV != 0 {
                 state.receive.counter = Some(Arc::clone(counter));
+            }
+            for (bit, counted) in [FI_READ, FI_WRITE].into_iter().zip(&mut state.transmit.transfer_counters) {
+                if flags & bit != 0 {
+                    *counted = Some(Arc::clone(counter));
+                }
+            }
+            // Transfers of other endpoints are not seen (`FI_RMA_EVENT`).
+            if flags & (FI_REMOTE_READ | FI_REMOTE_WRITE) != 0 {
+                return -FI_ENOSYS;
             }
             drop(state);
             counter.bind(part);

@@ -7,6 +7,7 @@
 use core::ffi::{CStr, c_char, c_int};
 
 use libfabric_sys::*;
+use umf_link::mesh::RegionKey;
 
 use crate::{NAME, libraries};
 
@@ -19,16 +20,37 @@ pub(crate) const IOV_LIMIT: usize = 16;
 /// Bytes of the largest message.
 const MAX_MESSAGE: usize = 1 << 40;
 
-const PRIMARY: u64 = FI_MSG | FI_TAGGED | FI_DIRECTED_RECV;
+const PRIMARY: u64 = FI_MSG | FI_TAGGED | FI_RMA | FI_ATOMIC;
+const ONE_SIDED: u64 = FI_RMA | FI_ATOMIC;
+const DIRECTIONS: u64 = FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE;
 const SEND_RECEIVE: u64 = FI_SEND | FI_RECV;
-const SECONDARY: u64 = FI_MULTI_RECV | FI_SOURCE | FI_LOCAL_COMM | FI_REMOTE_COMM;
+const SECONDARY: u64 = FI_MULTI_RECV | FI_SOURCE | FI_DIRECTED_RECV | FI_LOCAL_COMM | FI_REMOTE_COMM;
+const ALL: u64 = PRIMARY | SEND_RECEIVE | DIRECTIONS | SECONDARY;
+/// What an application has to know of registered memory: virtual addresses, of memory that exists,
+/// under keys of the provider.
+const MEMORY: c_int = FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
 const OP_FLAGS: u64 = FI_COMPLETION
     | FI_INJECT
     | FI_INJECT_COMPLETE
     | FI_TRANSMIT_COMPLETE
     | FI_DELIVERY_COMPLETE
     | FI_MULTI_RECV;
-const ORDER: u64 = FI_ORDER_SAS;
+/// Messages keep their order, and transfers are complete before the next operation begins.
+const ORDER: u64 = FI_ORDER_SAS
+    | FI_ORDER_RAR
+    | FI_ORDER_RAW
+    | FI_ORDER_WAR
+    | FI_ORDER_WAW
+    | FI_ORDER_SAR
+    | FI_ORDER_SAW
+    | FI_ORDER_RMA_RAR
+    | FI_ORDER_RMA_RAW
+    | FI_ORDER_RMA_WAR
+    | FI_ORDER_RMA_WAW
+    | FI_ORDER_ATOMIC_RAR
+    | FI_ORDER_ATOMIC_RAW
+    | FI_ORDER_ATOMIC_WAR
+    | FI_ORDER_ATOMIC_WAW;
 
 /// A restriction that the hints make, and the provider does not meet.
 type Unmet = &'static str;
@@ -51,7 +73,7 @@ unsafe fn is_own_name(name: *const c_char) -> bool {
 /// # Safety
 /// As `fi_getinfo`: an entry with its attributes, each of which may be null.
 unsafe fn check(hints: &fi_info) -> Result<(), Unmet> {
-    require(hints.caps & !(PRIMARY | SEND_RECEIVE | SECONDARY) == 0, "capabilities")?;
+    require(hints.caps & !ALL == 0, "capabilities")?;
     require(matches!(hints.addr_format, FI_FORMAT_UNSPEC), "the format of addresses")?;
     // SAFETY: by this function's contract, here and below.
     if let Some(endpoint) = unsafe { hints.ep_attr.as_ref() } {
@@ -64,7 +86,7 @@ unsafe fn check(hints: &fi_info) -> Result<(), Unmet> {
     }
     // SAFETY: as above.
     if let Some(transmit) = unsafe { hints.tx_attr.as_ref() } {
-        require(transmit.caps & !(PRIMARY | SEND_RECEIVE | SECONDARY) == 0, "capabilities to transmit")?;
+        require(transmit.caps & !ALL == 0, "capabilities to transmit")?;
         require(transmit.op_flags & !OP_FLAGS == 0, "flags of operations")?;
         require(transmit.msg_order & !ORDER == 0, "the order of messages")?;
         require(transmit.inject_size <= INJECT_SIZE, "the size of injected messages")?;
@@ -75,7 +97,7 @@ unsafe fn check(hints: &fi_info) -> Result<(), Unmet> {
     }
     // SAFETY: as above.
     if let Some(receive) = unsafe { hints.rx_attr.as_ref() } {
-        require(receive.caps & !(PRIMARY | SEND_RECEIVE | SECONDARY) == 0, "capabilities to receive")?;
+        require(receive.caps & !ALL == 0, "capabilities to receive")?;
         require(receive.op_flags & !OP_FLAGS == 0, "flags of receives")?;
         require(receive.msg_order & !ORDER == 0, "the order of receives")?;
         require(receive.size <= SIZE && receive.iov_limit <= IOV_LIMIT, "the number of receives or pieces")?;
@@ -90,6 +112,9 @@ unsafe fn check(hints: &fi_info) -> Result<(), Unmet> {
         require(domain.mr_key_size <= size_of::<u64>(), "the size of keys")?;
         require(domain.caps & !(FI_LOCAL_COMM | FI_REMOTE_COMM) == 0, "capabilities of the domain")?;
         require(domain.auth_key_size == 0, "keys of authorization")?;
+        let is_basic = domain.mr_mode & FI_MR_BASIC != 0;
+        let knows = is_basic || domain.mr_mode & MEMORY == MEMORY;
+        require(hints.caps & ONE_SIDED == 0 || knows, "registered memory of another kind")?;
     }
     // SAFETY: as above.
     if let Some(fabric) = unsafe { hints.fabric_attr.as_ref() } {
@@ -101,13 +126,18 @@ unsafe fn check(hints: &fi_info) -> Result<(), Unmet> {
 
 /// Returns the capabilities that are offered for those of the hints.
 fn capabilities(asked: u64) -> u64 {
-    let primary = if asked & PRIMARY == 0 {
-        PRIMARY | FI_MULTI_RECV | FI_SOURCE
-    } else {
-        asked & (PRIMARY | SECONDARY)
+    let either = |asked: u64, all: u64| if asked & all == 0 { all } else { asked & all };
+    let mut caps = match asked & PRIMARY {
+        0 => PRIMARY | FI_MULTI_RECV | FI_SOURCE | FI_DIRECTED_RECV,
+        primary => primary | asked & SECONDARY,
     };
-    let directions = if asked & SEND_RECEIVE == 0 { SEND_RECEIVE } else { asked & SEND_RECEIVE };
-    primary | directions | FI_LOCAL_COMM | FI_REMOTE_COMM
+    if caps & (FI_MSG | FI_TAGGED) != 0 {
+        caps |= either(asked, SEND_RECEIVE);
+    }
+    if caps & ONE_SIDED != 0 {
+        caps |= either(asked, DIRECTIONS);
+    }
+    caps | FI_LOCAL_COMM | FI_REMOTE_COMM
 }
 
 /// Fills an entry that libfabric has allocated.
@@ -128,18 +158,23 @@ unsafe fn fill(info: &mut fi_info, hints: Option<&fi_info>, version: u32) {
         endpoint.protocol = FI_PROTO_UNSPEC;
         endpoint.protocol_version = 1;
         endpoint.max_msg_size = MAX_MESSAGE;
+        endpoint.max_order_raw_size = MAX_MESSAGE;
+        endpoint.max_order_war_size = MAX_MESSAGE;
+        endpoint.max_order_waw_size = MAX_MESSAGE;
         // All bits of a tag are one field.
         endpoint.mem_tag_format = 0xaaaa_aaaa_aaaa_aaaa;
         (endpoint.tx_ctx_cnt, endpoint.rx_ctx_cnt) = (1, 1);
         let transmit = &mut *info.tx_attr;
-        transmit.caps = caps & !FI_RECV & !FI_MULTI_RECV & !FI_DIRECTED_RECV & !FI_SOURCE;
+        let of_receives =
+            FI_RECV | FI_REMOTE_READ | FI_REMOTE_WRITE | FI_MULTI_RECV | FI_DIRECTED_RECV | FI_SOURCE;
+        transmit.caps = caps & !of_receives;
         transmit.op_flags = asked_transmit.map_or(0, |asked| asked.op_flags);
         transmit.msg_order = ORDER;
         transmit.comp_order = FI_ORDER_NONE;
         transmit.inject_size = INJECT_SIZE;
-        (transmit.size, transmit.iov_limit) = (SIZE, IOV_LIMIT);
+        (transmit.size, transmit.iov_limit, transmit.rma_iov_limit) = (SIZE, IOV_LIMIT, IOV_LIMIT);
         let receive = &mut *info.rx_attr;
-        receive.caps = caps & !FI_SEND;
+        receive.caps = caps & !(FI_SEND | FI_READ | FI_WRITE);
         receive.op_flags = asked_receive.map_or(0, |asked| asked.op_flags);
         receive.msg_order = ORDER;
         receive.comp_order = FI_ORDER_NONE;
@@ -152,7 +187,13 @@ unsafe fn fill(info: &mut fi_info, hints: Option<&fi_info>, version: u32) {
         domain.resource_mgmt = FI_RM_ENABLED;
         let kind = asked_domain.map_or(FI_AV_UNSPEC, |asked| asked.av_type);
         domain.av_type = kind;
-        domain.mr_key_size = size_of::<u64>();
+        let asked_mode = asked_domain.map_or(0, |asked| asked.mr_mode);
+        domain.mr_mode = match (caps & ONE_SIDED, asked_mode & FI_MR_BASIC) {
+            (0, _) => 0,
+            (_, 0) => MEMORY,
+            _ => FI_MR_BASIC,
+        };
+        (domain.mr_key_size, domain.mr_iov_limit, domain.mr_cnt) = (size_of::<u64>(), 1, RegionKey::MOST);
         domain.cq_data_size = size_of::<u64>();
         (domain.cq_cnt, domain.ep_cnt, domain.cntr_cnt) = (1 << 16, 1 << 10, 1 << 16);
         (domain.tx_ctx_cnt, domain.rx_ctx_cnt) = (1 << 10, 1 << 10);

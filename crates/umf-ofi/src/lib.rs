@@ -13,6 +13,7 @@
 //! queue     counter    completions; threads that wait for them
 //! endpoint             an endpoint: its mesh (umf_link::mesh), operations in progress, progress
 //! messages             sends and receives, with and without tags
+//! memory    transfers  memory regions; reads, writes and atomic operations on them
 //! failure              error numbers
 //! ```
 //!
@@ -28,9 +29,11 @@ mod endpoint;
 mod fabric;
 mod failure;
 mod info;
+mod memory;
 mod messages;
 mod object;
 mod queue;
+mod transfers;
 
 use std::ptr::null_mut;
 use std::sync::OnceLock;

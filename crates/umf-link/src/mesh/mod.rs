@@ -11,6 +11,7 @@
 
 mod acceptor;
 mod progress;
+mod transfer;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -29,6 +30,7 @@ use crate::{ADDRESS_SIZE, Error, LinkAddress, LinkBuilder, Result, TagMatch, pro
 
 use acceptor::Acceptor;
 use progress::Fetch;
+pub use transfer::{RegionKey, Registrar, Transferring};
 
 /// The number of a process in a [`Mesh`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -111,6 +113,15 @@ pub enum Completed {
     },
     /// A receive was cancelled.
     Cancelled,
+    /// Another process has written memory of this one, and says so.
+    Written {
+        /// The process.
+        by: Process,
+        /// Its immediate data.
+        immediate: u64,
+        /// The number of bytes that it wrote.
+        length: u64,
+    },
 }
 
 /// The end of an operation.
@@ -174,6 +185,8 @@ pub struct Mesh {
     /// Messages that were claimed: token and number in the queue.
     claimed: HashMap<u64, u64>,
     completions: VecDeque<Completion>,
+    /// The latest message that was compared with the receives.
+    matched: u64,
     /// Counters of links that have ended.
     ended: LinkStatistics,
     /// Calls of [`Mesh::progress`] in a row that found nothing.
@@ -196,17 +209,20 @@ impl Mesh {
     /// [`Error::System`]: no descriptors, memory or threads are left; [`Error::Directory`].
     pub fn new(builder: &LinkBuilder) -> Result<Self> {
         let (acceptor, shared) = Acceptor::start(builder)?;
+        let mut inbox = Inbox::new(shared, 0);
+        inbox.names = Some(Vec::new());
         Ok(Self {
             acceptor,
             sends: VecDeque::new(),
             fetches: Vec::new(),
-            inbox: Inbox::new(shared, 0),
+            inbox,
             peers: Vec::new(),
             by_address: HashMap::new(),
             links: Vec::new(),
             posted: VecDeque::new(),
             claimed: HashMap::new(),
             completions: VecDeque::new(),
+            matched: 0,
             ended: LinkStatistics::default(),
             idle: 0,
             checked: sys::coarse_milliseconds(),

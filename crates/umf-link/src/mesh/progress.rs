@@ -9,9 +9,10 @@ use crate::buffer::{Cursor, Destination};
 use crate::channel::Channel;
 use crate::inbox::peek;
 use crate::offer::{BLOCK, IMMEDIATE, INLINE, NAME, REQUEST};
+use crate::queue::Context;
 use crate::receive::{FetchOutcome, Receiving};
 use crate::ring::{RecordHeader, unknown_kind};
-use crate::{ADDRESS_SIZE, Engine, Error, LinkAddress, Result, contact, sys};
+use crate::{Engine, Error, LinkAddress, Result, contact, sys};
 
 use super::{Completed, Mesh, Message, Posted, Process};
 
@@ -64,6 +65,8 @@ impl Mesh {
         if !self.fetches.is_empty() {
             is_any |= self.progress_fetches();
         }
+        // Copying a long message waits for its sender, and reads lanes meanwhile.
+        self.settle();
         if !self.sends.is_empty() {
             is_any |= self.progress_sends();
         }
@@ -140,21 +143,38 @@ impl Mesh {
                 return Ok(true);
             }
             NAME => {
-                self.name_link(link, length)?;
+                self.inbox.read_name(link, length);
+                self.name_links();
                 return Ok(true);
             }
             BLOCK => return Err(unknown_kind(&peer.channel)),
             _ => {}
         }
         let id = self.inbox.enqueue(link, record, false)?;
+        self.matched = id;
         self.match_posted(id);
         Ok(true)
+    }
+
+    /// Uses what a call that waited has read from the lanes.
+    pub(super) fn settle(&mut self) {
+        self.name_links();
+        while self.matched < self.inbox.queue.latest()
+            && let Some(id) = self.inbox.queue.free_after(self.matched)
+        {
+            self.matched = id;
+            self.match_posted(id);
+        }
+        self.matched = self.inbox.queue.latest();
     }
 
     /// Assigns a message of the queue to the first receive that takes it.
     fn match_posted(&mut self, id: u64) {
         let Some(message) = self.inbox.queue.get(id) else { return };
         let envelope = message.envelope;
+        if envelope.context == Context::Transfers {
+            return self.report_transfer(id);
+        }
         let takes = |posted: &Posted| posted.matching.takes(envelope.source, envelope.tag, envelope.context);
         if let Some(position) = self.posted.iter().position(takes)
             && let Some(mut posted) = self.posted.remove(position)
@@ -211,21 +231,24 @@ impl Mesh {
         }
     }
 
-    /// Reads the address of the process that made a link.
-    fn name_link(&mut self, link: usize, length: usize) -> Result<()> {
-        let peer = self.inbox.peer(link);
-        let channel = Arc::clone(&peer.channel);
-        let bytes = peer.reader.read_bytes(&channel, length);
-        let address = (bytes.len() == ADDRESS_SIZE && self.links[link].is_none())
-            .then(|| LinkAddress::from_bytes(&bytes).ok())
-            .flatten()
-            .ok_or(channel.misbehaved("it does not name itself as a process of a mesh does"))?;
-        let Process(process) = self.insert(&address)?;
-        self.links[link] = Some(process);
-        self.inbox.peer(link).source = process;
-        // It is reached by the same link, unless this process has made another one.
-        self.peers[process].link.get_or_insert(link);
-        Ok(())
+    /// Uses the addresses of processes that made links.
+    fn name_links(&mut self) {
+        let Some(names) = self.inbox.names.as_mut().filter(|names| !names.is_empty()) else { return };
+        for (link, name) in core::mem::take(names) {
+            let Some(channel) = self.inbox.channel(link).cloned() else { continue };
+            let address = LinkAddress::from_bytes(&name).ok().filter(|_| self.links[link].is_none());
+            let Some(Ok(Process(process))) = address.map(|address| self.insert(&address)) else {
+                let what = "it does not name itself as a process of a mesh does";
+                let error = channel.misbehaved(what);
+                self.end_of_link(link, &error);
+                continue;
+            };
+            self.links[link] = Some(process);
+            self.inbox.peer(link).source = process;
+            self.inbox.queue.set_source(link, process);
+            // It is reached by the same link, unless this process has made another one.
+            self.peers[process].link.get_or_insert(link);
+        }
     }
 
     fn progress_fetches(&mut self) -> bool {

@@ -279,3 +279,43 @@ fn end_of_a_process_ends_its_operations_but_keeps_what_arrived() {
     assert_eq!(&into, b"kept");
     assert!(other.inject(to_one, label(1), b"").is_err());
 }
+
+#[test]
+fn registered_memory_is_written_and_read_until_its_registration_ends() {
+    let (mut one, mut other, to_other, to_one) = pair();
+    let mut memory = vec![0_u8; 10_000];
+    let base = memory.as_mut_ptr();
+    let key = RegionKey::new(3, 7);
+    let access = crate::RemoteAccess::GetPut;
+    // SAFETY: the memory outlives the registration, and is read after the transfers only.
+    let registration = unsafe { other.registrar().register(key, (base, 10_000), access).unwrap() };
+    let bytes = *b"written";
+    let source = || Transferring::Put(unsafe { Source::from_raw(&[(bytes.as_ptr().cast_mut(), 7)]) });
+    let address = base.expose_provenance() as u64;
+    // SAFETY: the local memory is kept.
+    let put = |mesh: &mut Mesh, key, address| unsafe { mesh.transfer(to_other, key, address, &source()) };
+    // The other end of the link is made by a thread.
+    put(&mut one, key, address + 9_993).unwrap();
+    assert_eq!(&memory[9_993..], b"written");
+    let mut into = [0_u8; 7];
+    let target = Transferring::Get(unsafe { Destination::from_raw(&[(into.as_mut_ptr(), 7)]) });
+    // SAFETY: as above.
+    unsafe { one.transfer(to_other, key, address + 9_993, &target).unwrap() };
+    assert_eq!(&into, b"written");
+    one.tell_written(to_other, 55, 7).unwrap();
+    let told = complete(&mut other, &mut one);
+    assert!(
+        matches!(told.result, Ok(Completed::Written { by, immediate: 55, length: 7 }) if by == to_one),
+        "{told:?}"
+    );
+    for wrong in [address - 1, address + 9_994, address + 10_001, 0, u64::MAX] {
+        let error = put(&mut one, key, wrong).unwrap_err();
+        assert!(matches!(error, Error::OutOfBounds { .. }), "{error}");
+    }
+    for wrong in [RegionKey::new(3, 8), RegionKey::new(4, 7), RegionKey::from_number(0)] {
+        let error = put(&mut one, wrong, address).unwrap_err();
+        assert!(matches!(error, Error::Expired { .. }), "{error}");
+    }
+    drop(registration);
+    assert!(matches!(put(&mut one, key, address), Err(Error::Expired { .. })));
+}
