@@ -10,6 +10,7 @@ use tempfile::TempDir;
 use umf::Handle;
 use umf::ipc::inspect::{OwnerStatus, Search};
 use umf::ipc::rendezvous::Directory;
+use umf_tests::domain::name;
 use umf_tests::forge::{self, field};
 use umf_tests::{Actor, ProcessSnapshot, Spawn, machine, spawn};
 
@@ -454,6 +455,40 @@ fn directory_of_dra_is_used_if_it_is_suitable() {
     }
 }
 
+/// A directory in which names can be made, and not listed.
+#[test]
+fn directory_that_cannot_be_listed_works() {
+    const TEST: &str = "directory_that_cannot_be_listed_works";
+    if !machine::is_root() {
+        return machine::skip(TEST, "changing the user needs root");
+    }
+    let folder = directory(0o1733);
+    let start = || {
+        let mut actor = with(folder.path(), "same-user").env("UMF_IPC_EXCHANGE", "directory").start();
+        actor.ok("setuid 12345 12345");
+        actor.ok("dumpable 1");
+        actor
+    };
+    let (mut one, mut other) = (start(), start());
+    one.ok("pool p shared");
+    let handle = block(&mut one, "b", 5);
+    other.ok(&format!("open {handle} -> m"));
+    other.check("m", 5);
+    // A domain, and a link.
+    let domain = name("unlisted");
+    one.ok(&format!("join {domain}"));
+    let number = one.ok(&format!("create {domain} 4096 1 -> o"));
+    other.ok(&format!("join {domain}"));
+    other.ok(&format!("register {domain} {number} 1 -> o"));
+    let address = one.ok("link-bind end");
+    one.send("link-accept end 30000 -> link");
+    other.ok(&format!("link-connect {address} 30000 -> link"));
+    one.answer(std::time::Duration::from_secs(60)).unwrap();
+    one.finish();
+    other.finish();
+    assert!(files(&folder).is_empty(), "{:?}", files(&folder));
+}
+
 /// `umf ps`, `top` and `why` see producers in other containers over the directory.
 #[test]
 fn inspection_finds_producers_of_other_containers() {
@@ -484,6 +519,6 @@ fn inspection_finds_producers_of_other_containers() {
     assert_eq!(search.found.len(), 1);
     producer.signal(libc::SIGCONT);
     producer.kill();
-    let left = umf::ipc::inspect::remove_leftovers(&directory).unwrap();
+    let left = umf::ipc::rendezvous::remove_leftovers(&directory).unwrap();
     assert_eq!((left.removed, left.alive), (1, 1));
 }
