@@ -23,10 +23,9 @@ impl Search {
     /// users do not answer, unless this process is root's or they permit it.
     ///
     /// # Errors
-    /// The directory cannot be used.
-    pub fn add_directory(&mut self, directory: &Directory) -> DirectoryResult<usize> {
+    /// The directory cannot be used or listed.
+    pub fn add_directory(&mut self, directory: &Directory) -> DirectoryResult<()> {
         let prefix = directory_prefix();
-        let mut silent = 0;
         for name in directory.names(&prefix)? {
             // Domains and endpoints have other names.
             let Some(nonce) = Nonce::from_hex(&name[prefix.len()..]) else { continue };
@@ -34,7 +33,7 @@ impl Search {
                 continue;
             }
             let Some(ledger) = request_ledger(directory, &name, nonce) else {
-                silent += 1;
+                self.silent += 1;
                 continue;
             };
             let owner = OwnerStatus::Elsewhere { pid: ledger.identity().pid };
@@ -44,7 +43,7 @@ impl Search {
             }
         }
         self.found.sort_by_key(|found| found.ledger.identity().pid);
-        Ok(silent)
+        Ok(())
     }
 }
 
