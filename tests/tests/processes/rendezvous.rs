@@ -343,3 +343,22 @@ fn users_of_a_group_contend_for_the_arbiter() {
     users.into_iter().for_each(Actor::finish);
     assert_eq!(shared.files(), [""; 0]);
 }
+
+/// Without a directory, domains and links are for one user, and the log says so.
+#[test]
+fn rule_without_directory_is_warned_about() {
+    let folder = TempDir::with_prefix("umf").unwrap();
+    for (allow, warnings) in [("same-user", 0), ("group", 1)] {
+        let log = folder.path().join(allow);
+        let mut actor = spawn!()
+            .env("UMF_IPC_ALLOW", allow)
+            .env("UMF_LOG", &format!("level:warning;output:file,{}", log.display()))
+            .start();
+        actor.ok(&format!("join {}", name("warned")));
+        actor.ok("link-bind end");
+        actor.finish();
+        let text = std::fs::read_to_string(&log).unwrap_or_default();
+        let found = text.matches("has no effect on domains and links without a directory").count();
+        assert_eq!(found, warnings, "{allow}: {text}");
+    }
+}
