@@ -259,7 +259,8 @@ fn settings_in_remedies_exist() {
         include_str!("../../src/info/procfs.rs"),
         include_str!("../../src/info/transfer.rs"),
         include_str!("../../../umf-ipc/src/error.rs"),
-        include_str!("../../../umf-ipc/src/transfer/channel.rs"),
+        include_str!("../../../umf-ipc/src/transfer/channel/mod.rs"),
+        include_str!("../../../umf-ipc/src/transfer/channel/sockets.rs"),
         include_str!("../../../umf-ipc/src/transfer/diagnosis.rs"),
     ];
     let mut found = 0;
