@@ -31,7 +31,7 @@ impl Participant {
         // The first id of the search, and the number of free ids after which the search ends.
         let (mut first, mut max_dead) = (0, FIRST_IDS);
         if let Some(place) = name.place() {
-            place.remove_leftovers()?;
+            umf_ipc::rendezvous::remove_leftovers_before_bind(&place.directory);
         }
         loop {
             // Without the arbiter, since a participant may take long to answer.

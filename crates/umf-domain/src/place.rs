@@ -20,6 +20,7 @@ use umf_ipc::rendezvous::{Directory, NameState, NamedLock};
 use umf_os::socket::{PeerTrust, peer, peer_trust_by};
 
 use crate::name::Probe;
+use crate::table::MAX_PARTICIPANTS;
 use crate::{Error, Result, sys};
 
 /// How long a probe waits for a place in the backlog of a participant. The kernel has no connect
@@ -57,16 +58,14 @@ impl Place {
         self.directory.path().join(file).display().to_string()
     }
 
-    /// Removes what ended processes have left in the directory.
-    pub(crate) fn remove_leftovers(&self) -> Result<()> {
-        let found = umf_ipc::inspect::remove_leftovers(&self.directory)?;
-        tracing::debug!(path = %self.directory.path().display(), ?found, "looked for left-overs");
-        Ok(())
-    }
-
-    /// Returns the ids whose names have files, in ascending order.
+    /// Returns the ids whose names may have files, in ascending order: all if this process may not
+    /// list the directory.
     pub(crate) fn ids(&self) -> Result<Vec<u16>> {
-        let names = self.directory.names(&self.prefix)?;
+        let names = match self.directory.names(&self.prefix) {
+            Ok(names) => names,
+            Err(error) if error.errno() == Some(Errno::ACCESS) => return Ok((0..MAX_PARTICIPANTS).collect()),
+            Err(error) => return Err(error.into()),
+        };
         let mut ids: Vec<u16> =
             names.iter().filter_map(|name| name.strip_prefix(&self.prefix)?.parse().ok()).collect();
         ids.sort_unstable();

@@ -46,8 +46,7 @@ impl Listener {
             let socket = CloseOnFork::new(socket).map_err(Error::system("fstat of a socket"))?;
             return Ok(Self { socket, _named: None });
         };
-        let found = umf_ipc::inspect::remove_leftovers(&directory)?;
-        tracing::debug!(path = %directory.path().display(), ?found, "looked for left-overs");
+        umf_ipc::rendezvous::remove_leftovers_before_bind(&directory);
         let mut named = directory.bind(&name, settings.allow.socket_mode(), BACKLOG)?;
         match named.as_mut().and_then(NamedSocket::take_listener) {
             Some(socket) => Ok(Self { socket, _named: named }),

@@ -3,6 +3,8 @@
 #[cfg(any(feature = "domain", feature = "link"))]
 use std::path::PathBuf;
 use std::sync::Arc;
+#[cfg(all(feature = "config", any(feature = "domain", feature = "link")))]
+use std::sync::atomic::AtomicBool;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 #[cfg(feature = "config")]
@@ -211,7 +213,17 @@ pub fn settings() -> Result<&'static Settings> {
 #[cfg(any(feature = "domain", feature = "link"))]
 pub(crate) fn rendezvous() -> Result<(Option<PathBuf>, Allow)> {
     #[cfg(feature = "config")]
-    let found = process().map(|process| (process.directory.clone(), process.settings.ipc.allow));
+    let found = process().map(|process| {
+        let (directory, allow) = (process.directory.clone(), process.settings.ipc.allow);
+        static HAS_WARNED: AtomicBool = AtomicBool::new(false);
+        if directory.is_none() && allow != Allow::SameUser && !HAS_WARNED.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                "ipc.allow = \"{allow}\" has no effect on domains and links without a directory: they find processes of \
+                 this user only; set UMF_IPC_DIR in all processes"
+            );
+        }
+        (directory, allow)
+    });
     #[cfg(not(feature = "config"))]
     let found = Ok((None, Allow::SameUser));
     found

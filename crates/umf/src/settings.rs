@@ -58,7 +58,8 @@ umf_core::settings! {
         pub directory: PathBuf as Trusted<PathBuf> = PathBuf::new();
         /// Which other processes may exchange descriptors over a socket: "same-user", "group" (also
         /// those that have this process's group), or "handle" (also those that prove the key of a
-        /// handle, for containers with users of their own). Refused in ./umf.toml.
+        /// handle, for containers with users of their own). Domains and links obey it only in a
+        /// directory: their abstract sockets are for one user. Refused in ./umf.toml.
         pub allow: Allow as Trusted<Allow> = Allow::SameUser;
         /// Which process may ptrace this one, set with PR_SET_PTRACER: "none" makes no call, "any",
         /// or a process id. Refused in ./umf.toml.

@@ -12,11 +12,11 @@ use std::path::{Path, PathBuf};
 
 use super::Failpoint;
 use umf_tests::domain::{assert_nothing_left, name};
-use umf_tests::{Actor, Outcome, ProcessSnapshot, Rng, spawn};
+use umf_tests::{Actor, Outcome, ProcessSnapshot, Rng};
 
 use super::plan;
 use super::tally::FailpointTally;
-use super::workers::{bound, is_kill_status};
+use super::workers::{bound, in_directory, is_kill_status, spawn_in};
 
 /// Tries for a kill at each failpoint.
 const TRIES: u64 = 12;
@@ -32,27 +32,10 @@ fn is_of_leftovers(failpoint: Failpoint) -> bool {
     matches!(failpoint, "directory.dead_locked" | "directory.leftover_removed")
 }
 
-/// Starts a process, which finds others in a directory if there is one.
-pub(super) fn process(directory: Option<&Path>) -> Actor {
-    match directory {
-        None => spawn!().start(),
-        Some(path) => spawn!().env("UMF_IPC_DIR", path.to_str().unwrap()).start(),
-    }
-}
-
 fn member(directory: Option<&Path>, domain: &str) -> Actor {
-    let mut actor = process(directory);
+    let mut actor = spawn_in(directory).start();
     actor.ok(&format!("join {domain} 9000"));
     actor
-}
-
-/// Checks that the next process removes what killed processes have left.
-pub(super) fn assert_emptied(directory: &Path) {
-    let mut next = member(Some(directory), &name("last"));
-    next.ok(&format!("leave {}", name("last")));
-    next.finish();
-    let files: Vec<_> = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).collect();
-    assert!(files.is_empty(), "{files:?}");
 }
 
 struct Rounds {
@@ -71,10 +54,7 @@ pub(crate) fn run(seed: u64, times: u64) -> FailpointTally {
 
 /// As [`run`], for domains in a directory.
 pub(crate) fn run_in_directory(seed: u64, times: u64) -> FailpointTally {
-    let folder = tempfile::tempdir().unwrap();
-    let tally = campaign(seed, times, Some(folder.path()), plan::is_of_domains_in_directory);
-    assert_emptied(folder.path());
-    tally
+    in_directory(|path| campaign(seed, times, Some(path), plan::is_of_domains_in_directory))
 }
 
 fn campaign(
@@ -117,7 +97,7 @@ impl Rounds {
         if is_of_leftovers(failpoint) {
             member(self.directory.as_deref(), &format!("{}-left", self.domain)).kill();
         }
-        let mut victim = process(self.directory.as_deref());
+        let mut victim = spawn_in(self.directory.as_deref()).start();
         victim.ok(&format!("arm {failpoint} {} kill", if first { 1 } else { nth }));
         if first {
             self.kill_first_process(failpoint, victim)

@@ -6,12 +6,11 @@
 use std::path::Path;
 
 use super::Failpoint;
-use super::domains::assert_emptied;
-use umf_tests::{Actor, Failure, Outcome, ProcessSnapshot, Rng, spawn};
+use umf_tests::{Actor, Failure, Outcome, ProcessSnapshot, Rng};
 
 use super::plan;
 use super::tally::FailpointTally;
-use super::workers::{bound, is_kill_status};
+use super::workers::{bound, in_directory, is_kill_status, spawn_in};
 
 /// Tries for a kill at each failpoint, a third of them with each engine.
 const TRIES: u64 = 8;
@@ -37,10 +36,7 @@ pub(crate) fn run(seed: u64, times: u64) -> FailpointTally {
 /// As [`run`], for links and ranks that find each other in a directory. The kills are at the
 /// failpoints of finding and leaving; those of messages are the same without a directory.
 pub(crate) fn run_in_directory(seed: u64, times: u64) -> FailpointTally {
-    let folder = tempfile::tempdir().unwrap();
-    let tally = campaign(seed, times, Some(folder.path()), plan::is_of_links_in_directory);
-    assert_emptied(folder.path());
-    tally
+    in_directory(|path| campaign(seed, times, Some(path), plan::is_of_links_in_directory))
 }
 
 fn campaign(
@@ -53,11 +49,8 @@ fn campaign(
     let mut tally = FailpointTally::new("links", is_of_campaign);
     for engine in ["auto", "bounce", "both"] {
         let spawn = || {
-            let spawn = spawn!().env("UMF_LINK_ENGINE", engine).env("UMF_LINK_BOTH_MIN", "16KiB");
-            match directory {
-                None => spawn.start(),
-                Some(path) => spawn.env("UMF_IPC_DIR", path.to_str().unwrap()).start(),
-            }
+            let spawn = spawn_in(directory).env("UMF_LINK_ENGINE", engine);
+            spawn.env("UMF_LINK_BOTH_MIN", "16KiB").start()
         };
         let mut survivor = spawn();
         // The first links create objects that stay until the process ends. They need a live peer.

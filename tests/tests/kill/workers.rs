@@ -9,9 +9,11 @@ use std::time::{Duration, Instant};
 use super::Failpoint;
 use tempfile::TempDir;
 use umf_tests::block_table::BlockTable;
-use umf_tests::{Actor, Outcome, ProcessSnapshot, machine, spawn};
+use umf_tests::domain::name;
+use umf_tests::{Actor, Outcome, ProcessSnapshot, Spawn, machine, spawn};
 
 use super::plan::{Role, Setup};
+use super::tally::FailpointTally;
 
 /// Returns the limit for any command. An open takes 2 s at most, and importers wait 6 s for the
 /// record that a producer is dead.
@@ -40,6 +42,30 @@ pub(crate) fn files_left_in_directory() -> Vec<String> {
     next.kill();
     std::fs::remove_dir_all(directory()).unwrap();
     files.into_iter().filter(|file| own.is_empty() || !file.contains(&own)).collect()
+}
+
+/// Prepares the start of a process, which finds others in a directory if there is one.
+pub(super) fn spawn_in(directory: Option<&Path>) -> Spawn {
+    match directory {
+        None => spawn!(),
+        Some(path) => spawn!().env("UMF_IPC_DIR", path.to_str().unwrap()),
+    }
+}
+
+/// Runs a campaign in a new directory. Then checks that the next process removes what the killed
+/// ones have left there.
+pub(super) fn in_directory(campaign: impl FnOnce(&Path) -> FailpointTally) -> FailpointTally {
+    let folder = tempfile::tempdir().unwrap();
+    let tally = campaign(folder.path());
+    let mut next = spawn_in(Some(folder.path())).start();
+    let domain = name("last");
+    next.ok(&format!("join {domain} 9000"));
+    next.ok(&format!("leave {domain}"));
+    next.finish();
+    let files: Vec<_> =
+        std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
+    assert!(files.is_empty(), "{files:?}");
+    tally
 }
 
 /// Process of a campaign.

@@ -114,6 +114,38 @@ fn open_blocks_of_killed_producer_stay_and_the_rest_is_released() {
     }
 }
 
+/// A collection looks at the whole lease table, so that not each close may start one.
+#[test]
+fn closes_of_a_dead_producers_blocks_collect_seldom() {
+    const BLOCKS: u64 = 1500;
+    let mut producer = actor!();
+    producer.ok("pool p shared");
+    // Counts from the first plan on.
+    let mut importer = spawn!().env("UMF_FAILPOINTS", "").start();
+    let mut handle = None;
+    for block in 0..BLOCKS {
+        producer.ok(&format!("alloc p 4096 -> p.b{block}"));
+        producer.ok(&format!("fill p.b{block} 1"));
+        let exported = producer.handle(&format!("handle p.b{block}"));
+        importer.ok(&format!("open {exported} -> m{block}"));
+        handle = Some(exported);
+    }
+    let file = open_data(producer.pid(), &handle.unwrap());
+    producer.kill();
+    let collections = |importer: &mut Actor| importer.ok("reached collect.scanned").parse::<u64>().unwrap();
+    importer.ok("drain 0");
+    let before = collections(&mut importer);
+    assert!(before > 0);
+    importer.ok(&format!("close-some m 1 {BLOCKS}"));
+    let collected = collections(&mut importer) - before;
+    assert!(collected > 0 && collected < BLOCKS / 4, "{collected} collections in {BLOCKS} closes");
+    importer.check("m0", 1);
+    // The last one does.
+    importer.ok("close m0");
+    assert_eq!(importer.number("importer", "entries"), 0);
+    assert_eq!(bytes_of(&file), 0);
+}
+
 #[test]
 fn any_open_close_or_poll_finds_the_dead_producer() {
     for trigger in ["drain 0", "evict", "open", "stale", "close"] {

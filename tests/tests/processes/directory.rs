@@ -10,8 +10,9 @@ use tempfile::TempDir;
 use umf::Handle;
 use umf::ipc::inspect::{OwnerStatus, Search};
 use umf::ipc::rendezvous::Directory;
+use umf_tests::domain::name;
 use umf_tests::forge::{self, field};
-use umf_tests::{Actor, ProcessSnapshot, Spawn, machine, spawn};
+use umf_tests::{Actor, ProcessSnapshot, Spawn, command, machine, spawn};
 
 const SIZE: u64 = 65536;
 
@@ -454,6 +455,40 @@ fn directory_of_dra_is_used_if_it_is_suitable() {
     }
 }
 
+/// A directory in which names can be made, and not listed.
+#[test]
+fn directory_that_cannot_be_listed_works() {
+    const TEST: &str = "directory_that_cannot_be_listed_works";
+    if !machine::is_root() {
+        return machine::skip(TEST, "changing the user needs root");
+    }
+    let folder = directory(0o1733);
+    let start = || {
+        let mut actor = with(folder.path(), "same-user").env("UMF_IPC_EXCHANGE", "directory").start();
+        actor.ok("setuid 12345 12345");
+        actor.ok("dumpable 1");
+        actor
+    };
+    let (mut one, mut other) = (start(), start());
+    one.ok("pool p shared");
+    let handle = block(&mut one, "b", 5);
+    other.ok(&format!("open {handle} -> m"));
+    other.check("m", 5);
+    // A domain, and a link.
+    let domain = name("unlisted");
+    one.ok(&format!("join {domain}"));
+    let number = one.ok(&format!("create {domain} 4096 1 -> o"));
+    other.ok(&format!("join {domain}"));
+    other.ok(&format!("register {domain} {number} 1 -> o"));
+    let address = one.ok("link-bind end");
+    one.send("link-accept end 30000 -> link");
+    other.ok(&format!("link-connect {address} 30000 -> link"));
+    one.answer(std::time::Duration::from_secs(60)).unwrap();
+    one.finish();
+    other.finish();
+    assert!(files(&folder).is_empty(), "{:?}", files(&folder));
+}
+
 /// `umf ps`, `top` and `why` see producers in other containers over the directory.
 #[test]
 fn inspection_finds_producers_of_other_containers() {
@@ -464,13 +499,13 @@ fn inspection_finds_producers_of_other_containers() {
     let handle = block(&mut producer, "b", 1);
     let directory = Directory::new(folder.path());
     let mut search = Search::default();
-    let silent = search.add_directory(&directory).unwrap();
+    search.add_directory(&directory).unwrap();
     if !machine::is_root() {
         // Its user namespace has no number for this user.
-        assert_eq!((silent, search.found.len()), (1, 0));
+        assert_eq!((search.silent, search.found.len()), (1, 0));
         return machine::skip(TEST, "the socket needs to know users");
     }
-    assert_eq!((silent, search.found.len()), (0, 1));
+    assert_eq!((search.silent, search.found.len()), (0, 1));
     let found = search.by_nonce(handle.nonce()).unwrap();
     assert_eq!(found.owner, OwnerStatus::Elsewhere { pid: 1 });
     assert_eq!(found.ledger.slots().filter(|slot| slot.generation & 1 == 1).count(), 2);
@@ -480,10 +515,26 @@ fn inspection_finds_producers_of_other_containers() {
     other.ok("pool p shared");
     block(&mut other, "b", 1);
     let mut search = Search::default();
-    assert_eq!(search.add_directory(&directory).unwrap(), 1);
-    assert_eq!(search.found.len(), 1);
+    search.add_directory(&directory).unwrap();
+    assert_eq!((search.silent, search.found.len()), (1, 1));
+    let run = |mut command: std::process::Command, arguments: &[&str]| {
+        let output = command::finished(command.args(arguments).env("UMF_IPC_DIR", folder.path()));
+        assert_eq!(output.code, Some(0), "{output:?}");
+        output.out
+    };
+    // In another pid namespace, `umf ps` knows them from the directory alone.
+    let mut elsewhere = std::process::Command::new("unshare");
+    elsewhere.args(["--pid", "--fork", "--mount-proc"]).arg(command::umf().get_program());
+    let table = run(elsewhere, &["ps"]);
+    assert!(table.contains("elsewhere"), "{table}");
+    assert!(table.contains("1 producer in the directory did not answer"), "{table}");
+    assert!(run(command::umf(), &["ps", "--json"]).contains("\"silent\": 0"), "both are in /proc here");
     producer.signal(libc::SIGCONT);
     producer.kill();
-    let left = umf::ipc::inspect::remove_leftovers(&directory).unwrap();
+    let count = files(&folder).len();
+    let dry = run(command::umf(), &["gc", "--dry-run"]);
+    assert!(dry.contains("sockets of 1 ended processes would be removed, 1 of running processes"), "{dry}");
+    assert_eq!(files(&folder).len(), count);
+    let left = umf::ipc::rendezvous::remove_leftovers(&directory).unwrap();
     assert_eq!((left.removed, left.alive), (1, 1));
 }

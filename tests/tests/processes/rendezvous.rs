@@ -311,3 +311,54 @@ fn other_users_are_permitted_by_rule_only() {
         shared.assert_empty();
     }
 }
+
+/// Users of a group contend for the arbiter: its file never refuses one of them.
+#[test]
+fn users_of_a_group_contend_for_the_arbiter() {
+    const TEST: &str = "users_of_a_group_contend_for_the_arbiter";
+    if !machine::is_root() {
+        return machine::skip(TEST, "other users need root");
+    }
+    let shared = Shared::new(TEST);
+    std::fs::set_permissions(shared.folder.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let path = shared.path();
+    let mut users: Vec<_> = [12345, 12346]
+        .map(|uid| {
+            let spawn = spawn!().env("UMF_IPC_DIR", path.to_str().unwrap()).env("UMF_IPC_ALLOW", "group");
+            // The time in which the other one could find a file that is not ready.
+            let mut user = spawn.env("UMF_FAILPOINTS", "directory.lock_made:*=sleep:2").start();
+            user.ok(&format!("setuid {uid} 777"));
+            user
+        })
+        .into();
+    let domain = name("contended");
+    for _ in 0..20 {
+        for command in ["join", "leave"] {
+            users.iter_mut().for_each(|user| user.send(&format!("{command} {domain}")));
+            for user in &mut users {
+                user.answer(BOUND).unwrap();
+            }
+        }
+    }
+    users.into_iter().for_each(Actor::finish);
+    assert_eq!(shared.files(), [""; 0]);
+}
+
+/// Without a directory, domains and links are for one user, and the log says so.
+#[test]
+fn rule_without_directory_is_warned_about() {
+    let folder = TempDir::with_prefix("umf").unwrap();
+    for (allow, warnings) in [("same-user", 0), ("group", 1)] {
+        let log = folder.path().join(allow);
+        let mut actor = spawn!()
+            .env("UMF_IPC_ALLOW", allow)
+            .env("UMF_LOG", &format!("level:warning;output:file,{}", log.display()))
+            .start();
+        actor.ok(&format!("join {}", name("warned")));
+        actor.ok("link-bind end");
+        actor.finish();
+        let text = std::fs::read_to_string(&log).unwrap_or_default();
+        let found = text.matches("has no effect on domains and links without a directory").count();
+        assert_eq!(found, warnings, "{allow}: {text}");
+    }
+}

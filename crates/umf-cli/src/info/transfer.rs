@@ -113,14 +113,13 @@ pub(super) struct Directory {
 }
 
 impl Directory {
-    /// Returns the directory of this process's settings, or makes a temporary one.
-    fn of_settings(temporary: PathBuf) -> Option<Self> {
+    /// Returns the directory of this process's settings, or the temporary one of the parent.
+    fn of_settings(temporary: Option<PathBuf>) -> Option<Self> {
         let settings = Settings::load(Loader::new()).ok();
         if let Some(path) = settings.and_then(|settings| settings.ipc.directory_in_force()) {
             return Some(Self { path, is_temporary: false });
         }
-        let made = std::fs::DirBuilder::new().mode(0o700).create(&temporary);
-        made.is_ok().then_some(Self { path: temporary, is_temporary: true })
+        temporary.map(|path| Self { path, is_temporary: true })
     }
 
     fn works(&self) -> String {
@@ -132,20 +131,26 @@ impl Directory {
     }
 }
 
-/// The path of a directory that a child may make. Dropping this removes it: the child may be
-/// killed.
-struct TemporaryDirectory(PathBuf);
+/// A directory of this process alone, for a child that finds none in its settings; `None` if it
+/// could not be made. Dropping this removes it, with what a child has left that was killed.
+struct TemporaryDirectory(Option<PathBuf>);
 
 impl TemporaryDirectory {
     fn new() -> Self {
         let folder = umf_os::environment::variable("TMPDIR").map_or_else(|| "/tmp".into(), PathBuf::from);
-        Self(folder.join(format!("umf-info-{}", std::process::id())))
+        // Other users may write to the folder, and must not know the name before.
+        let path = umf_os::process::random()
+            .map(|random| folder.join(format!("umf-info-{:032x}", u128::from_ne_bytes(random))));
+        let made = |path: &PathBuf| std::fs::DirBuilder::new().mode(0o700).create(path).is_ok();
+        Self(path.ok().filter(made))
     }
 }
 
 impl Drop for TemporaryDirectory {
     fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
+        if let Some(path) = &self.0 {
+            let _ = std::fs::remove_dir_all(path);
+        }
     }
 }
 
@@ -199,8 +204,8 @@ pub(super) enum Role {
     /// Queries the Level Zero drivers for their devices.
     LevelZero,
     /// Exports a block, and keeps it until the parent closes the channel. Answers in the
-    /// directory of the settings, else in this one, which it makes.
-    Export(PathBuf),
+    /// directory of the settings, else in this one.
+    Export(Option<PathBuf>),
     /// Opens a block in the mode with this name. Sockets are in the directory.
     Open(Box<Handle>, String, Option<PathBuf>),
     /// Reads memory of a process at an address.
@@ -250,7 +255,7 @@ pub(super) type Exported = Result<(Handle, u64, Option<Directory>), String>;
 pub(super) type OpenResult = Result<(), OpenError>;
 
 /// Exports a block that can be opened in all modes.
-fn export(parent: &mut Parent, temporary: PathBuf) -> std::io::Result<()> {
+fn export(parent: &mut Parent, temporary: Option<PathBuf>) -> std::io::Result<()> {
     let directory = Directory::of_settings(temporary);
     let mut settings = ExporterSettings::default();
     let modes = Mode::ALL.into_iter().filter(|&mode| mode != Mode::Directory || directory.is_some());

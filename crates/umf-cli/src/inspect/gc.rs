@@ -8,8 +8,8 @@ use std::path::Path;
 use clap::Args;
 use rustix::io::Errno;
 
-use umf::ipc::inspect::{self, DeadMemory, KeptReason, Search, Survivors};
-use umf::ipc::rendezvous::Directory;
+use umf::ipc::inspect::{DeadMemory, KeptReason, Search, Survivors};
+use umf::ipc::rendezvous::{self, Directory};
 
 use super::processes::plain;
 use crate::output::{self, Failure};
@@ -78,27 +78,29 @@ impl GcCommand {
 /// Removes the sockets and locks of ended processes from the directory of sockets, and reports it.
 fn sockets(out: &mut String, directory: &Directory, dry_run: bool) {
     let path = directory.path().display();
-    if dry_run {
-        // Writing to a String does not fail.
-        let _ = writeln!(out, "{path}: sockets of ended processes would be removed");
-        return;
-    }
-    let _ = match inspect::remove_leftovers(directory) {
+    let (found, done, stay) = if dry_run {
+        (rendezvous::find_leftovers(directory), "would be removed", "would stay")
+    } else {
+        (rendezvous::remove_leftovers(directory), "removed", "stay")
+    };
+    // Writing to a String does not fail.
+    let _ = match found {
         Ok(found) => {
             let mut text = format!(
-                "{path}: sockets of {} ended processes removed, {} of running processes",
+                "{path}: sockets of {} ended processes {done}, {} of running processes",
                 found.removed, found.alive
             );
             for (count, what) in [
-                (found.foreign, "of ended processes of other users stay (run as that user, or as root)"),
-                (found.unknown, "stay: their locks cannot be tested here"),
+                (found.foreign, "of ended processes of other users STAY (run as that user, or as root)"),
+                (found.read_locked, "of ended processes STAY: another process has a read lock (/proc/locks)"),
+                (found.unknown, "STAY: their locks cannot be tested here"),
                 (
                     found.other_boots,
-                    "of other boots or machines stay (if no other machine uses the directory, remove them)",
+                    "of other boots or machines STAY (if no other machine uses the directory, remove them)",
                 ),
             ] {
                 if count > 0 {
-                    let _ = write!(text, "; {count} {what}");
+                    let _ = write!(text, "; {count} {}", what.replace("STAY", stay));
                 }
             }
             writeln!(out, "{text}")

@@ -246,6 +246,13 @@ pub(super) fn denied_note(search: &Search) -> String {
             search.unreadable
         );
     }
+    if search.silent > 0 {
+        let producers =
+            if search.silent == 1 { "1 producer".to_owned() } else { format!("{} producers", search.silent) };
+        text += &format!(
+            "{producers} in the directory did not answer: stopped, or not permitted to this user; run as root to see them\n"
+        );
+    }
     text
 }
 

@@ -283,6 +283,7 @@ fn document(search: &Search, processes: &[Process]) -> Value {
         "processes": processes,
         "denied": search.denied,
         "unreadable": search.unreadable,
+        "silent": search.silent,
     })
 }
 

@@ -66,6 +66,23 @@ fn run(mut command: Command) -> String {
     String::from_utf8(stdout).unwrap()
 }
 
+/// The trial of the directory mode has a folder of its own, and leaves none.
+#[test]
+fn temporary_folder_is_private_and_removed() {
+    let folder = std::env::temp_dir().join(format!("umf-info-private-{}", std::process::id()));
+    std::fs::create_dir(&folder).unwrap();
+    // Another process has made what a process could take for its own, by its pid.
+    let script = "mkdir \"$TMPDIR/umf-info-$$\" && echo kept > \"$TMPDIR/umf-info-$$/file\" && exec \"$0\" info --json";
+    let mut command = program("/bin/sh", &["-c", script, env!("CARGO_BIN_EXE_umf")]);
+    command.env("TMPDIR", &folder).env_remove("UMF_IPC_DIR");
+    let report = report(command);
+    assert_eq!(report["transfer"]["directory"]["value"], true, "{}", report["transfer"]["directory"]);
+    let left: Vec<_> = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    assert_eq!(left.len(), 1, "{left:?}");
+    assert_eq!(std::fs::read_to_string(left[0].join("file")).unwrap(), "kept\n");
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
 /// Runs `umf info --json` and checks the form of its report.
 fn report(command: Command) -> Value {
     let report: Value = serde_json::from_str(&run(command)).unwrap();
@@ -242,7 +259,8 @@ fn settings_in_remedies_exist() {
         include_str!("../../src/info/procfs.rs"),
         include_str!("../../src/info/transfer.rs"),
         include_str!("../../../umf-ipc/src/error.rs"),
-        include_str!("../../../umf-ipc/src/transfer/channel.rs"),
+        include_str!("../../../umf-ipc/src/transfer/channel/mod.rs"),
+        include_str!("../../../umf-ipc/src/transfer/channel/sockets.rs"),
         include_str!("../../../umf-ipc/src/transfer/diagnosis.rs"),
     ];
     let mut found = 0;

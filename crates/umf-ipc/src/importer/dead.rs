@@ -57,6 +57,51 @@ impl DeadProducers {
     }
 }
 
+/// When a close of a dead producer's block collects its memory again. A collection reads the whole
+/// lease table. If each close did, closing all blocks would take time in proportion to the square
+/// of their number.
+///
+/// While at most [`FEW`] blocks are open, each close collects. Otherwise one does when half of the
+/// blocks are closed that the last collection counted, or [`PAUSE`] times its length has passed.
+#[derive(Debug, Default)]
+pub(super) struct NextCollection {
+    /// Closes before the one that collects.
+    closes: AtomicU64,
+    /// Time of the coarse clock from which on a close collects, in nanoseconds.
+    time: AtomicU64,
+}
+
+/// Number of open blocks up to which each close collects.
+const FEW: u64 = 64;
+/// The length of the pause between two collections by closes, in lengths of a collection.
+const PAUSE: u32 = 8;
+
+impl NextCollection {
+    /// Counts a close. Returns whether a collection is due.
+    pub(super) fn is_due_after_close(&self) -> bool {
+        let counted =
+            self.closes.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
+        counted.is_err() || coarse_time() >= self.time.load(Ordering::Relaxed)
+    }
+
+    /// Begins a collection. Closes request another one until it ends.
+    fn begin(&self) -> std::time::Instant {
+        self.closes.store(0, Ordering::SeqCst);
+        std::time::Instant::now()
+    }
+
+    /// Ends a collection, after which `opens` are counted.
+    fn end(&self, begun: std::time::Instant, opens: u64) {
+        let pause = u64::try_from(begun.elapsed().saturating_mul(PAUSE).as_nanos()).unwrap_or(u64::MAX);
+        self.time.store(coarse_time().saturating_add(pause), Ordering::Relaxed);
+        self.closes.store(if opens <= FEW { 0 } else { opens / 2 }, Ordering::SeqCst);
+    }
+}
+
+fn coarse_time() -> u64 {
+    u64::try_from(umf_os::clock::coarse().as_nanos()).unwrap_or(u64::MAX)
+}
+
 /// All importers of this process, for [`sweep_all`].
 static IMPORTERS: Lock<Vec<Weak<ImporterInner>>> = Lock::new(Vec::new());
 
@@ -83,7 +128,7 @@ pub(crate) fn sweep_all() {
 impl ImporterInner {
     /// Sweeps, if that was not done in this tick of the clock.
     pub(super) fn sweep_if_due(&self) {
-        let now = u64::try_from(umf_os::clock::coarse().as_nanos()).unwrap_or(u64::MAX);
+        let now = coarse_time();
         if self.dead.checked.load(Ordering::Relaxed) != now
             && self.dead.checked.swap(now, Ordering::Relaxed) != now
         {
@@ -143,7 +188,9 @@ impl ImporterInner {
         }
         failpoint!("collect.found");
         for producer in &dead {
+            let begun = producer.next_collection.begin();
             self.collect(producer);
+            producer.next_collection.end(begun, producer.opens());
         }
         // After the collection, which needs the mappings.
         self.cache.evict_idle(|entry| dead.iter().any(|it| it.nonce() == entry.key().producer.nonce));

@@ -394,15 +394,16 @@ impl Drop for Mapping<'_> {
     #[inline]
     fn drop(&mut self) {
         failpoint!("lease.closing");
-        let mut is_collected = false;
+        let mut is_due = false;
         if let Some(lease) = self.block.lease {
             // SAFETY: by `new`'s contract the lease is this mapping's; the pin keeps the importer's
             // rows.
-            is_collected = unsafe { lease.release() };
+            let is_collected = unsafe { lease.release() };
+            is_due = is_collected && self.region().producer.next_collection.is_due_after_close();
         }
         self.importer.pins().give_back(self.pin, thread::current());
         failpoint!("lease.given_back");
-        if is_collected {
+        if is_due {
             // Closes the mapping if this was its last block, and releases the block otherwise.
             self.importer.sweep(true);
         }

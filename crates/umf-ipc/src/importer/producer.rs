@@ -7,6 +7,7 @@ use std::sync::Arc;
 use umf_os::ReceivedFd;
 use umf_sync::{Lock, failpoint, fork};
 
+use super::dead::NextCollection;
 use crate::handle::{Handle, Ticket};
 use crate::identity::Nonce;
 use crate::lease::{self, ImporterLeases, Lease, LeasedSlots};
@@ -43,6 +44,8 @@ pub(super) struct Producer {
     /// Null, or a box that the first open creates. A forked child replaces and leaks its parent's
     /// box, because mappings that were open at the fork point to it.
     leases: AtomicPtr<ImporterLeases>,
+    /// When a close collects again.
+    pub(super) next_collection: NextCollection,
 }
 
 impl Producer {
@@ -70,6 +73,7 @@ impl Producer {
             without_windows: Lock::new(Vec::new()),
             any_without_windows: AtomicBool::new(false),
             leases: AtomicPtr::new(ptr::null_mut()),
+            next_collection: NextCollection::default(),
         })
     }
 
@@ -111,6 +115,11 @@ impl Producer {
     pub(super) fn is_collected(&self) -> bool {
         // A process that writes the word while the producer runs is not believed.
         self.leases().is_ok_and(ImporterLeases::is_collected) && self.ledger.producer_has_ended()
+    }
+
+    /// Returns the number of opens of this process that have a lease.
+    pub(super) fn opens(&self) -> u64 {
+        self.leases().map_or(0, ImporterLeases::opens)
     }
 
     /// Returns the slots that importers have leased, and prevents further leases. The producer has

@@ -10,9 +10,9 @@ use umf_os::socket::PeerTrust;
 use super::find::{FoundLedger, OwnerStatus, Search, sealed};
 use super::ledger::Ledger;
 use crate::identity::Nonce;
-use crate::rendezvous::{Directory, DirectoryResult, Leftovers};
+use crate::rendezvous::{Directory, DirectoryResult};
 use crate::transfer::socket::client::{Answer, Deadline, connect_in, receive};
-use crate::transfer::socket::{DIRECTORY_FAMILY, Request, directory_prefix};
+use crate::transfer::socket::{Request, directory_prefix};
 
 /// The time that a producer has to answer. A stopped one does not.
 const TIMEOUT: Duration = Duration::from_millis(250);
@@ -22,13 +22,10 @@ impl Search {
     /// They are in other pid namespaces, or their files may not be inspected. Producers of other
     /// users do not answer, unless this process is root's or they permit it.
     ///
-    /// Returns the number of producers that did not answer.
-    ///
     /// # Errors
-    /// The directory cannot be used.
-    pub fn add_directory(&mut self, directory: &Directory) -> DirectoryResult<usize> {
+    /// The directory cannot be used or listed.
+    pub fn add_directory(&mut self, directory: &Directory) -> DirectoryResult<()> {
         let prefix = directory_prefix();
-        let mut silent = 0;
         for name in directory.names(&prefix)? {
             // Domains and endpoints have other names.
             let Some(nonce) = Nonce::from_hex(&name[prefix.len()..]) else { continue };
@@ -36,7 +33,7 @@ impl Search {
                 continue;
             }
             let Some(ledger) = request_ledger(directory, &name, nonce) else {
-                silent += 1;
+                self.silent += 1;
                 continue;
             };
             let owner = OwnerStatus::Elsewhere { pid: ledger.identity().pid };
@@ -46,16 +43,8 @@ impl Search {
             }
         }
         self.found.sort_by_key(|found| found.ledger.identity().pid);
-        Ok(silent)
+        Ok(())
     }
-}
-
-/// Removes what ended processes of this boot have left in a directory.
-///
-/// # Errors
-/// The directory cannot be used.
-pub fn remove_leftovers(directory: &Directory) -> DirectoryResult<Leftovers> {
-    directory.remove_leftovers(DIRECTORY_FAMILY, &directory_prefix())
 }
 
 /// Returns the ledger of the producer that answers at a name. It has answered, so it runs.

@@ -42,6 +42,9 @@ pub struct Search {
     /// Number of files with a ledger's name that could not be opened (for example without a free
     /// descriptor), or that this version cannot read.
     pub unreadable: usize,
+    /// Number of producers in directories ([`Search::add_directory`]) that did not answer: they are
+    /// stopped, or do not permit this process.
+    pub silent: usize,
 }
 
 impl Search {

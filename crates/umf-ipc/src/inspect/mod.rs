@@ -14,7 +14,6 @@ mod ledger;
 pub use crate::ledger::layout::{ExportEnd, OwnerIdentity, RetireReason, Slot, SlotContent, Survivors};
 pub use crate::ledger::statistics::{PoolFigures, Statistics, plain};
 pub use dead_memory::{DeadMemory, KeptReason};
-pub use directory::remove_leftovers;
 pub use find::{FoundLedger, OwnerStatus, Search, find};
 pub use ledger::{LeaseRow, Ledger};
 

@@ -231,6 +231,12 @@ impl ImporterLeases {
         Collector::begin(fd.as_fd(), self.file, &self.head)
     }
 
+    /// Returns the number of opens that this importer counts. Takes time in proportion to the slots
+    /// that it has used.
+    pub(crate) fn opens(&self) -> u64 {
+        self.rows.lock().taken.iter().map(LockedRow::opens).sum()
+    }
+
     /// Returns whether this process made it, and not a process that this one was forked from.
     #[inline]
     pub(crate) fn is_of_this_process(&self) -> bool {
@@ -496,6 +502,15 @@ impl LockedRow {
     /// cannot fault.
     pub(super) fn word(&mut self, slot: u32) -> Result<NonNull<AtomicU64>> {
         self.populated_word(ROW_HEADER as usize + slot as usize * 8)
+    }
+
+    /// Returns the sum of the counters. Reads no page that has no memory.
+    fn opens(&self) -> u64 {
+        let has_memory = |step: &usize| self.populated[step / 64] & 1 << (step % 64) != 0;
+        let begins = (0..self.mapping.size().div_ceil(POPULATE_SIZE)).filter(has_memory);
+        let counters = begins.map(|step| step * POPULATE_SIZE).filter(|&at| at >= ROW_HEADER as usize);
+        let words = counters.flat_map(|at| self.mapping.words(at, POPULATE_SIZE / 8));
+        words.fold(0, |sum: u64, word| sum.saturating_add(word.load(Ordering::Relaxed)))
     }
 
     /// Returns a ticket word of the row, as [`LockedRow::word`] does.

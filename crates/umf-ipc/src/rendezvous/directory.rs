@@ -1,4 +1,4 @@
-//! [`Directory`]: binds names, connects to them, and removes what ended processes have left.
+//! [`Directory`]: binds names, connects to them, and tests their locks.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -12,19 +12,15 @@ use umf_sync::{failpoint, fork};
 
 use super::error::{DirectoryError, DirectoryResult as Result};
 use super::exit;
-use super::lock::{HeldLock, LockFile, Record, identity_at};
+use super::lock::{self, HeldLock, LockFile, Record, identity_at};
 use umf_os::{CloseOnFork, FileIdentity, SystemResult};
 
-/// Suffix of the lock file of a name.
-const LOCK: &str = ".lock";
 /// Suffix of a socket that does not listen yet.
-const NEW: &str = ".new";
+pub(super) const NEW: &str = ".new";
 /// How often a name is tried whose lock file disappears meanwhile.
 const ATTEMPTS: u32 = 16;
 /// How long a bind waits for a lock: a process that looks for left-overs holds it for a moment.
 const LOCK_PATIENCE: Duration = Duration::from_millis(20);
-/// How long a bind waits for the lock of a file without a text.
-const NEW_PATIENCE: Duration = Duration::from_secs(5);
 /// The longest path of a socket address.
 const MAX_ADDRESS: usize = 107;
 
@@ -48,24 +44,6 @@ pub enum NameState {
     Unknown,
 }
 
-/// Counts of the names that [`Directory::remove_leftovers`] found.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Leftovers {
-    /// Names of ended processes, whose files were removed.
-    pub removed: u64,
-    /// Names of running processes.
-    pub alive: u64,
-    /// Names of ended processes whose files this process may not remove: another user's, in a
-    /// directory with the sticky bit.
-    pub foreign: u64,
-    /// Names whose owner this process cannot know: their lock files are seen through another file
-    /// system, or are unreadable.
-    pub unknown: u64,
-    /// Names of other prefixes of umf: of another boot or machine.
-    pub other_boots: u64,
-}
-
 impl Directory {
     /// Returns the directory at `path`. The first operation checks it.
     #[must_use]
@@ -82,7 +60,7 @@ impl Directory {
     /// Returns whether this process may make files in the directory.
     #[must_use]
     pub fn is_writable(&self) -> bool {
-        let access = rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK | rustix::fs::Access::READ_OK;
+        let access = rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK;
         rustix::fs::accessat(rustix::fs::CWD, &self.path, access, AtFlags::EACCESS).is_ok()
     }
 
@@ -173,29 +151,39 @@ impl Directory {
         mode: Mode,
         patience: Duration,
     ) -> Result<Option<HeldLock>> {
-        let file_name = lock_name(name);
+        let file_name = lock::name_of(name);
         let begun = Instant::now();
         for _ in 0..ATTEMPTS {
-            let file = match LockFile::open(directory, &file_name, Some(mode), true) {
-                Err(Errno::EXIST) => continue,
-                opened => opened.map_err(self.failed("creating a lock file"))?,
-            };
-            failpoint!("directory.lock_opened");
-            while !file.try_lock().map_err(self.failed("locking a file"))? {
-                // A file without a text has no owner yet: another process looks at it, and may be
-                // stopped at that.
-                let is_looked_at = patience > Duration::ZERO && file.read_record() == Ok(Record::Empty);
-                let most = if is_looked_at { NEW_PATIENCE } else { patience };
-                if begun.elapsed() >= most {
-                    return Ok(None);
+            let file = match LockFile::open(directory, &file_name, true) {
+                Ok(file) => {
+                    while !file.try_lock().map_err(self.failed("locking a file"))? {
+                        if begun.elapsed() >= patience {
+                            return Ok(None);
+                        }
+                        std::thread::sleep(Duration::from_millis(1));
+                    }
+                    // A process that looks for left-overs may have removed it before it was locked
+                    // here.
+                    if !file.is_at(directory, &file_name) {
+                        continue;
+                    }
+                    let foreign = file.foreign(mode).map_err(self.failed("fstat of a lock file"))?;
+                    if let Some((owner, links)) = foreign {
+                        return Err(DirectoryError::ForeignFile {
+                            path: self.path.join(file_name),
+                            owner,
+                            links,
+                        });
+                    }
+                    file.write_record(mode).map(|()| file)
                 }
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            // A process that looks for left-overs may have removed it before it was locked here.
-            if !file.is_at(directory, &file_name) {
-                continue;
-            }
-            let held = file.write_record(mode).and_then(|()| file.into_held(directory, &file_name));
+                Err(Errno::NOENT) => match LockFile::create(directory, &file_name, mode) {
+                    Err(Errno::EXIST) => continue,
+                    created => Ok(created.map_err(self.failed("creating a lock file"))?),
+                },
+                Err(errno) => return Err(self.failed("opening a lock file")(errno)),
+            };
+            let held = file.and_then(|file| file.into_held(directory, &file_name));
             return match held {
                 Ok(held) => Ok(Some(held)),
                 Err(errno) => {
@@ -291,14 +279,13 @@ impl Directory {
     /// [`DirectoryError`] of the directory itself.
     pub fn state(&self, name: &str) -> Result<NameState> {
         let directory = self.open(OFlags::PATH)?;
-        let file = match LockFile::open(&directory, &lock_name(name), None, false) {
+        let file = match LockFile::open(&directory, &lock::name_of(name), false) {
             Ok(file) => file,
             Err(Errno::NOENT) => return Ok(NameState::Absent),
             Err(_) => return Ok(NameState::Unknown),
         };
         Ok(match (file.read_record(), file.is_locked()) {
             (Ok(Record::Same), Ok(false)) => NameState::Dead,
-            // Being bound, if it is locked; else its owner ended at that.
             (Ok(Record::Same | Record::Empty), Ok(true)) => NameState::Alive,
             (Ok(Record::Empty), Ok(false)) => NameState::Dead,
             _ => NameState::Unknown,
@@ -311,7 +298,7 @@ impl Directory {
     /// [`DirectoryError`]; its errno is `ENOENT` if there is no such name.
     pub fn owner(&self, name: &str) -> Result<u32> {
         let directory = self.open(OFlags::PATH)?;
-        let found = rustix::fs::statat(directory, lock_name(name), AtFlags::SYMLINK_NOFOLLOW);
+        let found = rustix::fs::statat(directory, lock::name_of(name), AtFlags::SYMLINK_NOFOLLOW);
         found.map(|found| found.st_uid).map_err(self.failed("stat of a lock file"))
     }
 
@@ -320,124 +307,40 @@ impl Directory {
     /// # Errors
     /// [`DirectoryError`].
     pub fn names(&self, prefix: &str) -> Result<Vec<String>> {
-        let mut names = self.entries()?;
-        names.retain(|name| name.starts_with(prefix) && !name.ends_with(LOCK) && !name.ends_with(NEW));
+        let mut names = Vec::new();
+        self.list(usize::MAX, |name| {
+            if name.starts_with(prefix) && !name.ends_with(lock::SUFFIX) && !name.ends_with(NEW) {
+                names.push(name.to_owned());
+            }
+        })?;
         names.sort();
         Ok(names)
     }
 
-    fn entries(&self) -> Result<Vec<String>> {
+    /// Calls `f` with the first `most` entries. Names that are not UTF-8 are none of umf's.
+    pub(super) fn list(&self, most: usize, mut f: impl FnMut(&str)) -> Result<()> {
         let directory = self.open(OFlags::RDONLY)?;
         let entries = rustix::fs::Dir::new(directory).map_err(self.failed("listing it"))?;
-        let mut names = Vec::new();
-        for entry in entries {
+        for entry in entries.take(most) {
             let entry = entry.map_err(self.failed("listing it"))?;
-            // Names of umf are ASCII.
-            names.extend(entry.file_name().to_str().ok().map(str::to_owned));
-        }
-        Ok(names)
-    }
-
-    /// Removes the files of names with `prefix` whose owners have ended. `family` is the beginning
-    /// of all names of umf, which `prefix` begins with.
-    ///
-    /// # Errors
-    /// [`DirectoryError`] of the directory itself.
-    pub fn remove_leftovers(&self, family: &str, prefix: &str) -> Result<Leftovers> {
-        let entries = self.entries()?;
-        let directory = self.open(OFlags::PATH)?;
-        let mut found = Leftovers::default();
-        for entry in &entries {
-            let Some(name) = entry.strip_suffix(LOCK).filter(|name| name.starts_with(family)) else {
-                continue;
-            };
-            if name.starts_with(prefix) {
-                *found.count_of(remove_if_dead(&directory, name, entry)) += 1;
-            } else {
-                found.other_boots += 1;
+            if let Ok(name) = entry.file_name().to_str() {
+                f(name);
             }
         }
-        Ok(found)
+        Ok(())
     }
-}
-
-impl Leftovers {
-    fn count_of(&mut self, outcome: Outcome) -> &mut u64 {
-        match outcome {
-            Outcome::Removed => &mut self.removed,
-            Outcome::Alive => &mut self.alive,
-            Outcome::Foreign => &mut self.foreign,
-            Outcome::Unknown => &mut self.unknown,
-        }
-    }
-}
-
-enum Outcome {
-    Removed,
-    Alive,
-    Foreign,
-    Unknown,
-}
-
-/// Removes the files of a name if its lock is free.
-fn remove_if_dead(directory: &OwnedFd, name: &str, lock: &str) -> Outcome {
-    let file = match LockFile::open(directory, lock, None, true) {
-        Ok(file) => file,
-        // Another process removed it meanwhile.
-        Err(Errno::NOENT) => return Outcome::Removed,
-        // Another user's. Reading may be permitted, and with it a test of the lock.
-        Err(Errno::ACCESS | Errno::PERM) => {
-            let Ok(file) = LockFile::open(directory, lock, None, false) else { return Outcome::Unknown };
-            return match (file.read_record(), file.is_locked()) {
-                (Ok(Record::Same | Record::Empty), Ok(true)) => Outcome::Alive,
-                (Ok(Record::Same | Record::Empty), Ok(false)) => Outcome::Foreign,
-                _ => Outcome::Unknown,
-            };
-        }
-        Err(_) => return Outcome::Unknown,
-    };
-    match file.try_lock() {
-        Ok(true) => {}
-        Ok(false) => return Outcome::Alive,
-        Err(_) => return Outcome::Unknown,
-    }
-    failpoint!("directory.dead_locked");
-    // Another process may have removed it, and a third may have bound the name.
-    if !file.is_at(directory, lock) {
-        return Outcome::Removed;
-    }
-    match file.read_record() {
-        Ok(Record::Same) => {}
-        // Its owner ended before it made the socket.
-        Ok(Record::Empty) => {}
-        _ => return Outcome::Unknown,
-    }
-    // The lock file last: without it, no process would find the others.
-    for suffix in [NEW, "", LOCK] {
-        match rustix::fs::unlinkat(directory, format!("{name}{suffix}"), AtFlags::empty()) {
-            Ok(()) | Err(Errno::NOENT) => {}
-            Err(Errno::ACCESS | Errno::PERM) => return Outcome::Foreign,
-            Err(_) => return Outcome::Unknown,
-        }
-        failpoint!("directory.leftover_removed");
-    }
-    Outcome::Removed
 }
 
 /// Removes the files of a name whose lock this process holds, unless its lock file is another one
 /// by now.
 pub(super) fn remove_files(directory: &OwnedFd, name: &str, lock: FileIdentity, has_socket: bool) {
-    let lock_file = lock_name(name);
+    let lock_file = lock::name_of(name);
     if identity_at(directory, &lock_file) != Ok(lock) {
         return;
     }
     for file in [name, &lock_file].into_iter().skip(usize::from(!has_socket)) {
         let _ = rustix::fs::unlinkat(directory, file, AtFlags::empty());
     }
-}
-
-fn lock_name(name: &str) -> String {
-    format!("{name}{LOCK}")
 }
 
 /// Returns the mode of a lock file whose lock only its owner may take: readers can test the lock.

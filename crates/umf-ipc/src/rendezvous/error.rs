@@ -47,6 +47,20 @@ pub enum DirectoryError {
         /// The owner of the socket, in this user namespace.
         owner: u32,
     },
+    /// A file has the name of a lock file, and is not one that this process may take.
+    #[error(
+        "cannot take the lock file {}: it belongs to uid {owner} and has {links} names, so that it may be another user's, \
+         or a hard link of another file; remove it, and let only trusted users write to the directory",
+        path.display()
+    )]
+    ForeignFile {
+        /// The file.
+        path: PathBuf,
+        /// Its owner, in this user namespace.
+        owner: u32,
+        /// The number of its hard links.
+        links: u64,
+    },
     /// The kernel refuses a connection that the modes of the files permit.
     #[error(
         "cannot connect to a socket in the directory {} ({errno}): a security module (SELinux, AppArmor) forbids it; run \

@@ -11,13 +11,16 @@
 //! The lock belongs to a mapping that forked children do not inherit, as that of a lease row does
 //! ([`umf_os::OfdLocks`]). It ends with the process, and no pid is needed to test it. A process
 //! that gets the lock of a name that it did not bind removes both files
-//! ([`Directory::remove_leftovers`]).
+//! ([`remove_leftovers`]).
 //!
 //! A socket that refuses connections does not prove that its owner has ended: a directory that is
 //! seen through an overlay file system, a network file system or another kernel refuses them too.
 //! Nor does a lock that is free, for the same reason. So the owner writes the device and inode of
 //! the lock file into it, as the owner sees them, and other processes believe the lock only if they
 //! see the same ones.
+//!
+//! A lock file gets its name when it has its mode, its text and its lock. A process that finds one
+//! therefore never sees a file that its owner has still to prepare.
 //!
 //! The socket is bound under a temporary name and renamed when it listens. A process that finds the
 //! name can therefore connect, unless the owner has ended. Paths beyond the 108 bytes of a socket
@@ -26,10 +29,12 @@
 mod directory;
 mod error;
 mod exit;
+mod leftovers;
 mod lock;
 
-pub use directory::{Directory, Leftovers, NameState, NamedLock, NamedSocket};
+pub use directory::{Directory, NameState, NamedLock, NamedSocket};
 pub use error::{DirectoryError, DirectoryResult};
+pub use leftovers::{Leftovers, find_leftovers, remove_leftovers, remove_leftovers_before_bind};
 
 #[cfg(test)]
 mod tests;

@@ -37,7 +37,16 @@ impl Folder {
     }
 
     fn remove_leftovers(&self) -> Leftovers {
-        self.directory().remove_leftovers("umf-", "umf-").unwrap()
+        self.visit("umf-", usize::MAX, leftovers::remove_if_dead)
+    }
+
+    fn visit(
+        &self,
+        prefix: &str,
+        most: usize,
+        act: fn(&std::os::fd::OwnedFd, &str) -> leftovers::Outcome,
+    ) -> Leftovers {
+        leftovers::visit(&self.directory(), "umf-", prefix, most, act).unwrap()
     }
 }
 
@@ -166,6 +175,120 @@ fn lock_without_socket_excludes_others_and_is_taken_over() {
     assert!(folder.files().is_empty());
 }
 
+/// The files of a name that a process sees are ready: another user would be refused meanwhile.
+#[test]
+fn lock_file_appears_with_mode_text_and_lock() {
+    let folder = Folder::new();
+    let fd = std::fs::File::open(folder.path()).unwrap();
+    let mode = rustix::fs::Mode::from_raw_mode(0o666);
+    let create = |name: &str, is_renamed| match is_renamed {
+        true => lock::LockFile::create_renamed(&fd, name, mode),
+        false => lock::LockFile::create(&fd, name, mode),
+    };
+    // With and without O_TMPFILE.
+    for is_renamed in [false, true] {
+        std::thread::scope(|scope| {
+            let observer = scope.spawn(|| {
+                let mut seen_files = 0;
+                while seen_files < 1000 {
+                    let Ok(seen) = lock::LockFile::open(&fd, "umf-a.lock", true) else { continue };
+                    let found = (seen.is_locked(), seen.read_record(), seen.mode());
+                    // While it has its name, its lock is held.
+                    if seen.is_at(&fd, "umf-a.lock") {
+                        assert_eq!(found, (Ok(true), Ok(lock::Record::Same), Ok(0o666)));
+                        seen_files += 1;
+                    }
+                }
+            });
+            while !observer.is_finished() {
+                let created = create("umf-a.lock", is_renamed).unwrap();
+                assert_eq!(create("umf-a.lock", is_renamed).unwrap_err(), Errno::EXIST);
+                drop((std::fs::remove_file(folder.path().join("umf-a.lock")), created));
+            }
+        });
+        assert!(folder.files().is_empty());
+    }
+    // Killed before the rename: a name without a socket.
+    drop(create("umf-b-1.lock", true).unwrap());
+    assert_eq!(folder.remove_leftovers().removed, 1);
+}
+
+#[test]
+fn hard_link_and_other_users_file_are_not_taken() {
+    let folder = Folder::new();
+    let directory = folder.directory();
+    let (victim, lock) = (folder.path().join("victim"), folder.path().join("umf-a.lock"));
+    std::fs::write(&victim, "content").unwrap();
+    std::fs::hard_link(&victim, &lock).unwrap();
+    let refused = directory.try_lock("umf-a", 0o666).unwrap_err();
+    assert!(matches!(refused, DirectoryError::ForeignFile { links: 2, .. }), "{refused}");
+    assert!(
+        refused.to_string().contains("umf-a.lock") && refused.to_string().contains("2 names"),
+        "{refused}"
+    );
+    assert!(directory.bind("umf-a", MODE, 4).is_err());
+    assert_eq!(std::fs::read_to_string(&victim).unwrap(), "content");
+    std::fs::remove_file(&victim).unwrap();
+    drop(directory.try_lock("umf-a", 0o666).unwrap().unwrap());
+    if umf_os::process::effective_uid() != 0 {
+        println!("umf-skip: hard_link_and_other_users_file_are_not_taken: files of other users need root");
+        return;
+    }
+    std::fs::write(&lock, "").unwrap();
+    std::os::unix::fs::chown(&lock, Some(65533), None).unwrap();
+    let refused = directory.try_lock("umf-a", 0o644).unwrap_err();
+    assert!(matches!(refused, DirectoryError::ForeignFile { owner: 65533, .. }), "{refused}");
+    assert_eq!(std::fs::read(&lock).unwrap(), b"");
+    // Where several users share a lock, its file may be any one's.
+    drop(directory.try_lock("umf-a", 0o660).unwrap().unwrap());
+    assert!(folder.files().is_empty());
+}
+
+/// Any process that may read a lock file can place a read lock.
+#[test]
+fn read_lock_does_not_look_like_the_owner() {
+    let folder = Folder::new();
+    let directory = folder.directory();
+    kill(child(|| core::mem::forget(directory.bind("umf-a", MODE, 4).unwrap().unwrap())));
+    let file = std::fs::File::open(folder.path().join("umf-a.lock")).unwrap();
+    // SAFETY: zeroes are a value of this plain structure: the whole file.
+    let mut lock: libc::flock = unsafe { core::mem::zeroed() };
+    lock.l_type = libc::F_RDLCK as libc::c_short;
+    let fd = std::os::fd::AsRawFd::as_raw_fd(&file);
+    // SAFETY: `lock` is valid for the read.
+    assert_eq!(unsafe { libc::fcntl(fd, libc::F_OFD_SETLK, &raw const lock) }, 0);
+    assert_eq!(directory.state("umf-a"), Ok(NameState::Dead));
+    assert_eq!(folder.remove_leftovers(), Leftovers { read_locked: 1, ..Leftovers::default() });
+    assert!(directory.try_lock("umf-a", 0o600).unwrap().is_none(), "the lock cannot be taken");
+    drop(file);
+    assert_eq!(folder.remove_leftovers().removed, 1);
+}
+
+#[test]
+fn leftovers_are_found_without_removal_and_among_bounded_entries() {
+    let folder = Folder::new();
+    let directory = folder.directory();
+    kill(child(|| core::mem::forget(directory.bind("umf-a", MODE, 4).unwrap().unwrap())));
+    let _alive = directory.bind("umf-b", MODE, 4).unwrap().unwrap();
+    for _ in 0..2 {
+        let found = folder.visit("umf-", usize::MAX, leftovers::test);
+        assert_eq!(found, Leftovers { removed: 1, alive: 1, ..Leftovers::default() });
+        assert_eq!(folder.files().len(), 4);
+    }
+    for number in 0..50 {
+        std::fs::write(folder.path().join(format!("umf-c{number}.lock")), "").unwrap();
+    }
+    let found = folder.visit("umf-", 10, leftovers::test);
+    assert!((3..=10).contains(&(found.removed + found.alive)), "{found:?}");
+    assert_eq!(folder.visit("umf-", usize::MAX, leftovers::test).removed, 51);
+    // A directory that is not readable.
+    std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o300)).unwrap();
+    remove_leftovers_before_bind(&directory);
+    drop(directory.bind("umf-d", MODE, 4).unwrap().unwrap());
+    assert!(directory.is_writable());
+    std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o700)).unwrap();
+}
+
 /// Threads that acquire and release a lock at once hold it one after the other.
 #[test]
 fn contended_lock_has_one_owner() {
@@ -239,13 +362,13 @@ fn living_name_is_never_removed() {
     assert_eq!(seen.directory().state("umf-b"), Ok(NameState::Unknown));
     assert_eq!(seen.remove_leftovers(), Leftovers { unknown: 1, ..Leftovers::default() });
     // Of another boot.
-    let found = directory.remove_leftovers("umf-", "umf-boot-").unwrap();
+    let found = folder.visit("umf-boot-", usize::MAX, leftovers::remove_if_dead);
     assert_eq!(found, Leftovers { other_boots: 1, ..Leftovers::default() });
     // Between lock and socket.
     drop(socket);
     std::fs::write(folder.path().join("umf-c.lock"), "").unwrap();
     let folder_fd = std::fs::File::open(folder.path()).unwrap();
-    let file = lock::LockFile::open(&folder_fd, "umf-c.lock", None, true).unwrap();
+    let file = lock::LockFile::open(&folder_fd, "umf-c.lock", true).unwrap();
     assert!(file.try_lock().unwrap());
     let held = file.into_held(&folder_fd, "umf-c.lock").unwrap();
     assert_eq!(directory.state("umf-c"), Ok(NameState::Alive));

@@ -174,10 +174,11 @@ fn has_capabilities_of(pid: u32) -> bool {
 /// Returns whether a seccomp filter refuses `pidfd_getfd` to this process: the kernel itself always
 /// permits a process to get descriptors of its own.
 fn is_pidfd_getfd_filtered() -> bool {
-    let Ok(own) = umf_os::process::pidfd_open(umf_os::process::pid()) else { return true };
-    match umf_os::process::pidfd_getfd(own.as_fd(), own.as_raw_fd()) {
+    let own = umf_os::process::pidfd_open(umf_os::process::pid());
+    match own.and_then(|own| umf_os::process::pidfd_getfd(own.as_fd(), own.as_raw_fd())) {
         Err(Errno::PERM | Errno::ACCESS) => true,
         Err(Errno::NOSYS) => has_seccomp_filter(),
+        // Without a free descriptor, this process cannot find out.
         _ => false,
     }
 }
@@ -186,4 +187,31 @@ fn has_seccomp_filter() -> bool {
     fs::read_to_string("/proc/self/status").is_ok_and(|status| {
         status.lines().any(|line| line.starts_with("Seccomp:") && line.trim_end().ends_with('2'))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use super::*;
+
+    #[test]
+    fn lack_of_descriptors_is_no_seccomp_filter() {
+        // SAFETY: the child makes system calls and allocates; glibc's allocator works in a forked
+        // child.
+        let pid = unsafe { libc::fork() };
+        assert!(pid >= 0);
+        if pid == 0 {
+            let limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+            // SAFETY: `limit` is valid for the read.
+            let limited = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) } == 0;
+            let (reason, _) = cause(Mode::Pidfd, umf_os::process::pid(), Errno::PERM);
+            // SAFETY: ends the child.
+            unsafe { libc::_exit(i32::from(!limited || reason.contains("seccomp"))) };
+        }
+        let mut status = 0;
+        // SAFETY: `status` is valid for the write.
+        assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+        assert_eq!(status, 0);
+    }
 }

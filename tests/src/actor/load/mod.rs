@@ -32,6 +32,7 @@ pub(crate) fn execute(actor: &mut ActorState, command: &str, words: &[&str]) -> 
             Work::new(actor, threads, milliseconds, seed).and_then(|work| import::run(&work))
         }
         ("arm", [failpoint, nth, action]) => arm(actor, failpoint, nth, action),
+        ("reached", [failpoint]) => Ok(umf_sync::failpoint::reached(failpoint).to_string()),
         ("disarm", []) => {
             umf_sync::failpoint::disarm();
             actor.may_stop = false;

@@ -18,7 +18,7 @@ use umf_sync::{failpoint, fork};
 use super::proof::{Key, ProofStep, ServerProof};
 use super::{REQUEST_SIZE, Reply, Request};
 use crate::identity::Nonce;
-use crate::rendezvous::{Directory, NamedSocket};
+use crate::rendezvous::{self, Directory, NamedSocket};
 use crate::{Error, Result};
 use umf_os::socket::{Allow, PeerTrust, peer_trust_by};
 use umf_os::{CloseOnFork, ReopenedFile};
@@ -111,8 +111,7 @@ impl Listeners {
     /// # Errors
     /// [`Error::Directory`].
     pub(crate) fn bind_in(&mut self, directory: &Directory, nonce: Nonce, allow: Allow) -> Result<()> {
-        let found = crate::inspect::remove_leftovers(directory)?;
-        tracing::debug!(path = %directory.path().display(), ?found, "looked for left-overs");
+        rendezvous::remove_leftovers_before_bind(directory);
         let name = super::directory_name(nonce);
         let named = directory.bind(&name, allow.socket_mode(), BACKLOG)?;
         self.named = Some(named.ok_or(Error::Misbehaved {
