@@ -16,6 +16,7 @@ use crate::failure;
 use crate::messages::{MESSAGES, TAGGED};
 use crate::object::{Boxed, copy_address};
 use crate::queue::{Entry, Queue, QueueObject};
+use crate::statistics;
 use crate::transfers::{ATOMIC, RMA};
 
 /// The bytes that have to be left in memory for many messages, unless the application sets it.
@@ -312,6 +313,12 @@ impl Endpoint {
 
     pub(crate) fn wake(&self) {
         self.waker.wake();
+    }
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        statistics::write(&self.lock().mesh.statistics());
     }
 }
 

@@ -15,6 +15,7 @@
 //! messages             sends and receives, with and without tags
 //! memory    transfers  memory regions; reads, writes and atomic operations on them
 //! failure              error numbers
+//! statistics           counters for those who look
 //! ```
 //!
 //! An endpoint is a [`umf_link::mesh::Mesh`] behind a lock. Reading a completion queue makes
@@ -33,6 +34,7 @@ mod memory;
 mod messages;
 mod object;
 mod queue;
+mod statistics;
 mod transfers;
 
 use std::ptr::null_mut;

@@ -39,7 +39,7 @@ const BINDINGS: &[(&str, &str)] =
 
 /// The public crate, shared libraries, tests and examples, which may depend on any crate.
 const TOPS: &[&str] =
-    &["umf-rs", "umf-capi", "umf-malloc", "umf-tests", "umf-models", "umf-benches", "umf-examples"];
+    &["umf-rs", "umf-capi", "umf-malloc", "umf-ofi", "umf-tests", "umf-models", "umf-benches", "umf-examples"];
 
 /// Runs `cargo metadata` in a folder of this repository.
 fn metadata(folder: &str, arguments: &[&str]) -> Value {

@@ -1,0 +1,639 @@
+//! The provider behind a real libfabric, between processes.
+//!
+//! Each test starts this program again, once for each endpoint, and passes it the addresses of all.
+//! `TESTS_LIBFABRIC` names another library than the system's.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+#![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
+
+use std::ffi::{CStr, OsString, c_void};
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::ptr::{null, null_mut};
+
+use libfabric_sys::*;
+
+const ADDRESS: usize = 64;
+const ROLE: &str = "TESTS_UMF_OFI_ROLE";
+
+#[track_caller]
+fn succeeds(result: impl Into<i64>) {
+    let result = result.into();
+    assert!(result >= 0, "error {}", -result);
+}
+
+/// A completion, or the error of one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Completion {
+    context: usize,
+    flags: u64,
+    length: usize,
+    data: u64,
+    tag: u64,
+    source: u64,
+    error: i32,
+    excess: usize,
+}
+
+/// An endpoint with all that it needs.
+struct Endpoint {
+    domain: *mut fid_domain,
+    queue: *mut fid_cq,
+    endpoint: *mut fid_ep,
+    others: Vec<*mut fid>,
+}
+
+impl Endpoint {
+    fn open(library: &Library) -> Self {
+        let (mut info, mut fabric, mut domain) = (null_mut(), null_mut(), null_mut());
+        let (mut queue, mut vector, mut endpoint) = (null_mut(), null_mut(), null_mut());
+        let version = library.version();
+        // SAFETY: the calls have the arguments that the interface requires.
+        unsafe {
+            let hints = library.fi_allocinfo();
+            (*(*hints).fabric_attr).prov_name = libc::strdup(c"umf".as_ptr());
+            succeeds(library.fi_getinfo(version, null(), null(), 0, hints, &raw mut info));
+            library.fi_freeinfo(hints);
+            assert_eq!(CStr::from_ptr((*(*info).fabric_attr).prov_name), c"umf");
+            succeeds(library.fi_fabric((*info).fabric_attr, &raw mut fabric, null_mut()));
+            succeeds(fi_domain(fabric, info, &raw mut domain, null_mut()));
+            let mut attributes =
+                fi_cq_attr { format: FI_CQ_FORMAT_TAGGED, wait_obj: FI_WAIT_UNSPEC, ..fi_cq_attr::ZERO };
+            succeeds(fi_cq_open(domain, &raw mut attributes, &raw mut queue, null_mut()));
+            let mut attributes = fi_av_attr { r#type: FI_AV_TABLE, ..fi_av_attr::ZERO };
+            succeeds(fi_av_open(domain, &raw mut attributes, &raw mut vector, null_mut()));
+            succeeds(fi_endpoint(domain, info, &raw mut endpoint, null_mut()));
+            assert_eq!(fi_enable(endpoint), -FI_ENOAV);
+            succeeds(fi_ep_bind(endpoint, queue.cast(), FI_TRANSMIT | FI_RECV));
+            succeeds(fi_ep_bind(endpoint, vector.cast(), 0));
+            succeeds(fi_enable(endpoint));
+            library.fi_freeinfo(info);
+        }
+        Self { domain, queue, endpoint, others: vec![vector.cast(), domain.cast(), fabric.cast()] }
+    }
+
+    fn name(&self) -> [u8; ADDRESS] {
+        let (mut name, mut length) = ([0; ADDRESS], 1);
+        // SAFETY: the buffer has `length` bytes.
+        unsafe {
+            let buffer = name.as_mut_ptr().cast::<c_void>();
+            assert_eq!(fi_getname(self.endpoint.cast(), buffer, &raw mut length), -FI_ETOOSMALL);
+            assert_eq!(length, ADDRESS);
+            succeeds(fi_getname(self.endpoint.cast(), buffer, &raw mut length));
+        }
+        name
+    }
+
+    fn insert(&self, names: &[[u8; ADDRESS]]) {
+        let mut numbers = vec![0; names.len()];
+        // SAFETY: as many addresses as numbers.
+        let inserted = unsafe {
+            let (names, numbers) = (names.as_ptr().cast(), numbers.as_mut_ptr());
+            fi_av_insert(self.others[0].cast(), names, 2, numbers, 0, null_mut())
+        };
+        assert_eq!((inserted, &numbers[..]), (2, &[0, 1][..]));
+    }
+
+    /// Returns the next completion, or `None` if there is none now.
+    fn poll(&self) -> Option<Completion> {
+        let mut entry = fi_cq_tagged_entry::ZERO;
+        let mut source = 0;
+        // SAFETY: one entry of the queue's format.
+        match unsafe { fi_cq_readfrom(self.queue, (&raw mut entry).cast(), 1, &raw mut source) } {
+            1 => Some(Completion {
+                context: entry.op_context.addr(),
+                flags: entry.flags,
+                length: entry.len,
+                data: entry.data,
+                tag: entry.tag,
+                source,
+                error: 0,
+                excess: 0,
+            }),
+            none if none == -(FI_EAGAIN as isize) => None,
+            error => {
+                assert_eq!(error, -(FI_EAVAIL as isize));
+                let mut entry = fi_cq_err_entry_1_20::ZERO;
+                entry.src_addr = FI_ADDR_NOTAVAIL;
+                // SAFETY: an entry as large as any version's.
+                assert_eq!(unsafe { fi_cq_readerr(self.queue, (&raw mut entry).cast(), 0) }, 1);
+                let base = entry.base;
+                Some(Completion {
+                    context: base.op_context.addr(),
+                    flags: base.flags,
+                    length: base.len,
+                    data: base.data,
+                    tag: base.tag,
+                    source: entry.src_addr,
+                    error: base.err,
+                    excess: base.olen,
+                })
+            }
+        }
+    }
+
+    fn next(&self) -> Completion {
+        loop {
+            if let Some(completion) = self.poll() {
+                return completion;
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    fn send(&self, to: u64, tag: u64, bytes: &[u8]) {
+        // SAFETY: the memory is kept until the completion, for which this waits.
+        succeeds(unsafe {
+            let context = std::ptr::without_provenance_mut(1);
+            fi_tsend(self.endpoint, bytes.as_ptr().cast(), bytes.len(), null_mut(), to, tag, context) as i64
+        });
+        let sent = self.next();
+        assert_eq!((sent.context, sent.flags, sent.error), (1, FI_SEND | FI_TAGGED, 0));
+    }
+
+    /// Posts a receive with a context.
+    fn post(&self, context: usize, from: u64, tag: u64, into: &mut [u8]) {
+        // SAFETY: the memory is kept until the completion.
+        succeeds(unsafe {
+            let context = std::ptr::without_provenance_mut(context);
+            let (buffer, length) = (into.as_mut_ptr().cast(), into.len());
+            fi_trecv(self.endpoint, buffer, length, null_mut(), from, tag, 0, context) as i64
+        });
+    }
+
+    fn receive(&self, from: u64, tag: u64, into: &mut [u8]) -> Completion {
+        self.post(2, from, tag, into);
+        let received = self.next();
+        assert_eq!((received.context, received.source), (2, from), "{received:?}");
+        received
+    }
+
+    fn close(self) {
+        // SAFETY: nothing is used afterwards.
+        unsafe {
+            assert_eq!(fi_close(self.domain.cast()), -FI_EBUSY);
+            succeeds(fi_close(self.endpoint.cast()));
+            succeeds(fi_close(self.queue.cast()));
+            for object in self.others {
+                succeeds(fi_close(object));
+            }
+        }
+    }
+}
+
+/// What the process of an endpoint does: `None` in the test itself.
+fn role() -> Option<usize> {
+    Some(std::env::var(ROLE).ok()?.parse().unwrap())
+}
+
+fn library(test: &str) -> Option<Library> {
+    let path = std::env::var_os("TESTS_LIBFABRIC").unwrap_or_else(|| OsString::from(LIBRARY));
+    // SAFETY: the system's library, or the one that the user of the test names.
+    match unsafe { Library::open(&path) } {
+        Ok(library) => Some(library),
+        Err(error) => {
+            println!("umf-skip: {test}: {error}");
+            None
+        }
+    }
+}
+
+/// A process with an endpoint.
+struct Rank {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+impl Rank {
+    /// Returns the rest of the next line that begins with a word.
+    fn line(&mut self, word: &str) -> String {
+        loop {
+            let mut line = String::new();
+            assert_ne!(self.output.read_line(&mut line).unwrap(), 0, "the process ended before {word:?}");
+            // The test harness writes the name of the test before the first line.
+            if let Some((_, rest)) = line.split_once(word) {
+                return rest.trim().to_owned();
+            }
+            print!("{line}");
+        }
+    }
+
+    fn tell(&mut self, line: &str) {
+        writeln!(self.input, "{line}").unwrap();
+    }
+
+    fn ends_well(mut self) {
+        drop(self.input);
+        let mut rest = String::new();
+        std::io::Read::read_to_string(&mut self.output, &mut rest).unwrap();
+        assert!(self.child.wait().unwrap().success(), "{rest}");
+    }
+}
+
+/// Starts two processes with this test, and tells each the addresses of both.
+fn start(test: &str, folder: &tempfile::TempDir) -> [Rank; 2] {
+    let program = std::env::current_exe().unwrap();
+    let built = program.ancestors().nth(1).unwrap().join("libumf_ofi.so");
+    std::os::unix::fs::symlink(&built, folder.path().join("libumf-fi.so")).unwrap();
+    let mut ranks = [0, 1].map(|rank| {
+        let mut child = Command::new(&program);
+        child.args(["--exact", test, "--nocapture"]).env(ROLE, rank.to_string());
+        child.env("FI_PROVIDER_PATH", folder.path()).env("FI_UMF_COUNTERS", folder.path());
+        let mut child = child.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let (input, output) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+        Rank { child, input, output: BufReader::new(output) }
+    });
+    let names: Vec<_> = ranks.iter_mut().map(|rank| rank.line("name ")).collect();
+    for rank in &mut ranks {
+        rank.tell(&names.join(" "));
+    }
+    ranks
+}
+
+fn read_line() -> String {
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line).unwrap();
+    line
+}
+
+/// Opens the endpoint of a process, and exchanges addresses with the test.
+fn meet(library: &Library) -> Endpoint {
+    let endpoint = Endpoint::open(library);
+    let name: String = endpoint.name().iter().map(|byte| format!("{byte:02x}")).collect();
+    println!("name {name}");
+    let names: Vec<[u8; ADDRESS]> = read_line()
+        .split_whitespace()
+        .map(|text| std::array::from_fn(|at| u8::from_str_radix(&text[2 * at..2 * at + 2], 16).unwrap()))
+        .collect();
+    endpoint.insert(&names);
+    endpoint
+}
+
+fn contents(length: usize, seed: u64) -> Vec<u8> {
+    (0..length).map(|at| (at as u64 * 31 + seed * 7) as u8).collect()
+}
+
+#[test]
+fn messages_arrive_whole_and_are_counted() {
+    const TEST: &str = "messages_arrive_whole_and_are_counted";
+    const LENGTHS: [usize; 7] = [0, 8, 300, 1024, 5000, 70_000, 3 << 20];
+    let Some(library) = library(TEST) else { return };
+    let Some(rank) = role() else {
+        let folder = tempfile::tempdir().unwrap();
+        start(TEST, &folder).into_iter().for_each(Rank::ends_well);
+        let counters: Vec<String> = std::fs::read_dir(folder.path())
+            .unwrap()
+            .map(|entry| entry.unwrap().path())
+            .filter(|path| path.extension().is_some_and(|end| end == "txt"))
+            .map(|path| std::fs::read_to_string(path).unwrap())
+            .collect();
+        // Each process has sent all lengths to the other one, and 3 messages to itself.
+        let sum: usize = LENGTHS.iter().sum();
+        let sent = format!("sent {} {}", LENGTHS.len() + 4, sum + 3 * 2000 + 10);
+        assert_eq!(counters.len(), 2);
+        assert!(counters.iter().all(|text| text.lines().any(|line| line == sent)), "{sent}: {counters:?}");
+        return;
+    };
+    let endpoint = meet(&library);
+    let (own, other) = (rank as u64, 1 - rank as u64);
+    for (tag, length) in (1..).zip(LENGTHS) {
+        let mut into = vec![0; length];
+        if rank == 0 {
+            endpoint.send(other, tag, &contents(length, tag));
+        }
+        let received = endpoint.receive(other, tag, &mut into);
+        assert_eq!((received.length, received.tag, received.flags), (length, tag, FI_RECV | FI_TAGGED));
+        assert!(into == contents(length, tag), "{length}");
+        if rank == 1 {
+            endpoint.send(other, tag, &contents(length, tag));
+        }
+    }
+    // To itself: expected, unexpected, and with a list.
+    for number in 0..3_u64 {
+        let (bytes, mut into) = (contents(2000, number), vec![0; 2000]);
+        if number != 1 {
+            endpoint.post(7, own, 99, &mut into);
+        }
+        // SAFETY: the memory is kept until the completions.
+        succeeds(unsafe {
+            let base = bytes.as_ptr().cast_mut().cast::<u8>();
+            let list = [(base, 500), (base.add(500), 1500)]
+                .map(|(base, length)| libc::iovec { iov_base: base.cast(), iov_len: length });
+            fi_tsendv(endpoint.endpoint, list.as_ptr(), null_mut(), 2, own, 99, null_mut()) as i64
+        });
+        if number == 1 {
+            endpoint.post(7, own, 99, &mut into);
+        }
+        let ends = [endpoint.next(), endpoint.next()];
+        assert!(ends.iter().any(|end| end.context == 7 && end.length == 2000), "{ends:?}");
+        assert!(into == bytes);
+    }
+    // With data for the queue, and without a completion here.
+    // SAFETY: the memory is read at once.
+    succeeds(unsafe {
+        fi_tinjectdata(endpoint.endpoint, b"ten bytes.".as_ptr().cast(), 10, 1 << 40, other, 5) as i64
+    });
+    let mut into = [0; 64];
+    let received = endpoint.receive(other, 5, &mut into);
+    assert_eq!((received.length, received.data), (10, 1 << 40));
+    assert_eq!(received.flags, FI_RECV | FI_TAGGED | FI_REMOTE_CQ_DATA);
+    assert_eq!(endpoint.poll(), None);
+    endpoint.close();
+}
+
+#[test]
+fn probes_claims_cancels_and_cut_messages_are_reported() {
+    const TEST: &str = "probes_claims_cancels_and_cut_messages_are_reported";
+    let Some(library) = library(TEST) else { return };
+    let Some(rank) = role() else {
+        return start(TEST, &tempfile::tempdir().unwrap()).into_iter().for_each(Rank::ends_well);
+    };
+    let endpoint = meet(&library);
+    let mut into = [0_u8; 1000];
+    if rank == 0 {
+        for tag in [10, 11, 12] {
+            endpoint.send(1, tag, &contents(600 + tag as usize, tag));
+        }
+        endpoint.send(1, 13, &contents(100_000, 13));
+        // What is received by a message for several, without tags.
+        for number in 0..3_u8 {
+            // SAFETY: the memory is read at once.
+            succeeds(unsafe { fi_inject(endpoint.endpoint, [number; 300].as_ptr().cast(), 300, 1) as i64 });
+        }
+        endpoint.receive(1, 99, &mut into);
+        return endpoint.close();
+    }
+    let message = |context: usize, tag, ignore, iov: &libc::iovec| fi_msg_tagged {
+        msg_iov: iov,
+        iov_count: 1,
+        addr: 0,
+        tag,
+        ignore,
+        context: std::ptr::without_provenance_mut(context),
+        ..fi_msg_tagged::ZERO
+    };
+    let iov = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
+    let call = |context, tag, ignore, flags| {
+        let message = message(context, tag, ignore, &iov);
+        // SAFETY: the memory is kept until the completion.
+        succeeds(unsafe { fi_trecvmsg(endpoint.endpoint, &raw const message, flags) as i64 });
+        endpoint.next()
+    };
+    // Nothing has the tag. Then any message, once it has come.
+    assert_eq!(call(3, 77, 0, FI_PEEK).error, FI_ENOMSG);
+    let mut found = call(4, 0, u64::MAX, FI_PEEK);
+    while found.error == FI_ENOMSG {
+        found = call(4, 0, u64::MAX, FI_PEEK);
+    }
+    assert_eq!((found.context, found.tag, found.length, found.error), (4, 10, 610, 0));
+    // It is still there for a claim, and a claimed one is for its claim only.
+    assert_eq!(call(5, 10, 0, FI_PEEK | FI_CLAIM).length, 610);
+    assert_eq!(call(6, 10, 0, FI_PEEK).error, FI_ENOMSG);
+    assert_eq!(call(5, 10, 0, FI_CLAIM).length, 610);
+    assert!(into[..610] == contents(610, 10));
+    // Discarded at once, and after a claim.
+    assert_eq!(call(7, 11, 0, FI_PEEK | FI_DISCARD).length, 611);
+    assert_eq!(call(7, 11, 0, FI_PEEK).error, FI_ENOMSG);
+    call(8, 12, 0, FI_PEEK | FI_CLAIM);
+    assert_eq!(call(8, 12, 0, FI_CLAIM | FI_DISCARD).error, 0);
+    // A message that does not fit.
+    let mut cut = call(9, 13, 0, 0);
+    assert_eq!((cut.error, cut.length, cut.excess, cut.tag), (FI_ETRUNC, 1000, 99_000, 13));
+    assert!(into == contents(100_000, 13)[..1000]);
+    // A receive that is cancelled.
+    endpoint.post(11, 0, 50, &mut into);
+    let context = std::ptr::without_provenance_mut(11);
+    // SAFETY: the endpoint is open.
+    succeeds(unsafe { fi_cancel(endpoint.endpoint.cast(), context) as i64 });
+    cut = endpoint.next();
+    assert_eq!((cut.context, cut.error), (11, FI_ECANCELED));
+    // SAFETY: the endpoint is open.
+    assert_eq!(unsafe { fi_cancel(endpoint.endpoint.cast(), context) }, -(FI_ENOENT as isize));
+    // Memory for several messages is given back with the last one.
+    let least = 200_usize;
+    // SAFETY: the value has the size of the option; the memory is kept.
+    unsafe {
+        let value = (&raw const least).cast();
+        succeeds(fi_setopt(endpoint.endpoint.cast(), FI_OPT_ENDPOINT, FI_OPT_MIN_MULTI_RECV, value, 8));
+        let list = fi_msg {
+            msg_iov: &raw const iov,
+            iov_count: 1,
+            addr: FI_ADDR_UNSPEC,
+            context: std::ptr::without_provenance_mut(12),
+            ..fi_msg::ZERO
+        };
+        succeeds(fi_recvmsg(endpoint.endpoint, &raw const list, FI_MULTI_RECV) as i64);
+    }
+    for number in 0..3_u64 {
+        let received = endpoint.next();
+        let last = if number == 2 { FI_MULTI_RECV } else { 0 };
+        assert_eq!((received.length, received.flags), (300, FI_RECV | FI_MSG | last), "{number}");
+    }
+    assert_eq!([into[0], into[300], into[899]], [0, 1, 2]);
+    endpoint.send(0, 99, b"done");
+    endpoint.close();
+}
+
+#[test]
+fn registered_memory_is_read_written_and_changed() {
+    const TEST: &str = "registered_memory_is_read_written_and_changed";
+    let Some(library) = library(TEST) else { return };
+    let Some(rank) = role() else {
+        return start(TEST, &tempfile::tempdir().unwrap()).into_iter().for_each(Rank::ends_well);
+    };
+    let endpoint = meet(&library);
+    let mut into = [0_u8; 16];
+    if rank == 1 {
+        let mut memory = vec![0_u64; 1 << 15];
+        memory[100] = 40;
+        let (base, length) = (memory.as_mut_ptr(), 8 << 15);
+        let mut region = null_mut();
+        // SAFETY: the memory is kept until the region is closed, and read when the peer is done.
+        unsafe {
+            let access = FI_REMOTE_READ | FI_REMOTE_WRITE;
+            let domain = endpoint.domain;
+            succeeds(fi_mr_reg(domain, base.cast(), length, access, 0, 0, 0, &raw mut region, null_mut()));
+            let place = [base.expose_provenance() as u64, (*region).key].map(u64::to_ne_bytes).concat();
+            endpoint.send(0, 1, &place);
+            // The queue tells of the write with data. Reading it carries out atomic operations.
+            let told = endpoint.next();
+            assert_eq!((told.data, told.length, told.source), (5, 4000, 0));
+            assert_eq!(told.flags, FI_RMA | FI_REMOTE_WRITE | FI_REMOTE_CQ_DATA);
+            endpoint.receive(0, 2, &mut into);
+            assert_eq!((memory[100], memory[101]), (42, 7));
+            assert!(memory[1000..1500].iter().all(|word| *word == 0x0909_0909_0909_0909));
+            succeeds(fi_close(region.cast()));
+        }
+        endpoint.send(0, 3, b"closed");
+        // So that the peer is refused by a process that is there.
+        endpoint.receive(0, 4, &mut into);
+        return endpoint.close();
+    }
+    endpoint.receive(1, 1, &mut into);
+    let [base, key] = [0, 8].map(|at| u64::from_ne_bytes(into[at..at + 8].try_into().unwrap()));
+    let context = std::ptr::without_provenance_mut(3);
+    let source = vec![9_u8; 4000];
+    let mut target = vec![0_u8; 4000];
+    let (from, to) = (source.as_ptr().cast::<c_void>(), target.as_mut_ptr().cast::<c_void>());
+    let end = |flags| {
+        let end = endpoint.next();
+        assert_eq!((end.context, end.flags), (3, flags));
+        end.error
+    };
+    // SAFETY: the memory is kept until the completions.
+    unsafe {
+        let ep = endpoint.endpoint;
+        let write = |addr, key| {
+            succeeds(fi_write(ep, from, 4000, null_mut(), 1, addr, key, context) as i64);
+            end(FI_RMA | FI_WRITE)
+        };
+        assert_eq!(write(base + 8000, key), 0);
+        succeeds(fi_read(ep, to, 4000, null_mut(), 1, base + 8000, key, context) as i64);
+        assert_eq!((end(FI_RMA | FI_READ), target == source), (0, true));
+        for (addr, key) in [(base + 8 * (1 << 15) - 3999, key), (base - 1, key), (base, key + 1), (base, 0)] {
+            assert_ne!(write(addr, key), 0, "{addr:x} {key:x}");
+        }
+        let (two, seven, forty_two) = (2_u64, 7_u64, 42_u64);
+        let (mut old, value) = (0_u64, |value: &u64| core::ptr::from_ref(value).cast::<c_void>());
+        let place = (&raw mut old).cast::<c_void>();
+        succeeds(fi_fetch_atomic(
+            ep,
+            value(&two),
+            1,
+            null_mut(),
+            place,
+            null_mut(),
+            1,
+            base + 800,
+            key,
+            FI_UINT64,
+            FI_SUM,
+            context,
+        ) as i64);
+        assert_eq!((end(FI_ATOMIC | FI_READ), old), (0, 40));
+        for (compared, expected) in [(&forty_two, 0), (&forty_two, 7)] {
+            succeeds(fi_compare_atomic(
+                ep,
+                value(&seven),
+                1,
+                null_mut(),
+                if expected == 0 { value(&0) } else { value(compared) },
+                null_mut(),
+                place,
+                null_mut(),
+                1,
+                base + 808,
+                key,
+                FI_UINT64,
+                FI_CSWAP,
+                context,
+            ) as i64);
+            assert_eq!((end(FI_ATOMIC | FI_READ), old), (0, expected));
+        }
+        let refused = fi_atomic(ep, from, 1, null_mut(), 1, base, key, FI_LONG_DOUBLE, FI_SUM, context);
+        assert_eq!(refused, -(FI_EOPNOTSUPP as isize));
+        let unaligned =
+            fi_atomic(ep, value(&two), 1, null_mut(), 1, base + 1, key, FI_UINT64, FI_SUM, context);
+        assert_eq!((unaligned, end(FI_ATOMIC | FI_WRITE) != 0), (0, true));
+        succeeds(fi_writedata(ep, from, 4000, null_mut(), 5, 1, base + 8000, key, context) as i64);
+        assert_eq!(end(FI_RMA | FI_WRITE), 0);
+        endpoint.send(1, 2, b"done");
+        endpoint.receive(1, 3, &mut into);
+        assert_eq!(write(base, key), FI_EKEYREJECTED);
+    }
+    endpoint.send(1, 4, b"done");
+    endpoint.close();
+}
+
+/// All that waits for a process that is killed ends with an error, also a receive from any process.
+#[test]
+fn end_of_a_killed_process_is_reported() {
+    const TEST: &str = "end_of_a_killed_process_is_reported";
+    let Some(library) = library(TEST) else { return };
+    let Some(rank) = role() else {
+        let folder = tempfile::tempdir().unwrap();
+        let [mut one, mut other] = start(TEST, &folder);
+        one.line("waiting");
+        other.child.kill().unwrap();
+        other.child.wait().unwrap();
+        return one.ends_well();
+    };
+    let endpoint = meet(&library);
+    let (mut into, bytes) = ([[0_u8; 8]; 3], vec![1_u8; 1 << 20]);
+    if rank == 1 {
+        endpoint.send(0, 1, b"hello");
+        loop {
+            endpoint.poll();
+            std::thread::yield_now();
+        }
+    }
+    endpoint.receive(1, 1, &mut into[0]);
+    let [_, from_other, from_any] = &mut into;
+    endpoint.post(4, 1, 2, from_other);
+    endpoint.post(5, FI_ADDR_UNSPEC, 3, from_any);
+    // SAFETY: the memory is kept.
+    succeeds(unsafe {
+        let context = std::ptr::without_provenance_mut(6);
+        fi_tsend(endpoint.endpoint, bytes.as_ptr().cast(), bytes.len(), null_mut(), 1, 4, context) as i64
+    });
+    println!("waiting");
+    let mut ends: Vec<_> = (0..3).map(|_| endpoint.next()).map(|end| (end.context, end.error)).collect();
+    ends.sort_unstable();
+    assert_eq!(ends, [(4, FI_ENOTCONN), (5, FI_ENOTCONN), (6, FI_ENOTCONN)]);
+    // SAFETY: the memory is read at once.
+    let refused = unsafe { fi_tinject(endpoint.endpoint, bytes.as_ptr().cast(), 8, 1, 4) };
+    assert_eq!(refused, -(FI_ENOTCONN as isize));
+    endpoint.close();
+}
+
+#[test]
+fn hints_that_do_not_fit_find_nothing() {
+    const TEST: &str = "hints_that_do_not_fit_find_nothing";
+    let Some(library) = library(TEST) else { return };
+    if role().is_none() {
+        let program = std::env::current_exe().unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let built = program.ancestors().nth(1).unwrap().join("libumf_ofi.so");
+        std::os::unix::fs::symlink(&built, folder.path().join("libumf-fi.so")).unwrap();
+        let mut child = Command::new(program);
+        child.args(["--exact", TEST, "--nocapture"]).env(ROLE, "0").env("FI_PROVIDER_PATH", folder.path());
+        return assert!(child.status().unwrap().success());
+    }
+    let find = |change: &dyn Fn(&mut fi_info)| {
+        let mut info = null_mut();
+        // SAFETY: the library allocates entries with their attributes.
+        unsafe {
+            let hints = library.fi_allocinfo();
+            (*(*hints).fabric_attr).prov_name = libc::strdup(c"umf".as_ptr());
+            change(&mut *hints);
+            let found = library.fi_getinfo(library.version(), null(), null(), 0, hints, &raw mut info);
+            library.fi_freeinfo(hints);
+            if found == FI_SUCCESS {
+                let caps = (*info).caps;
+                library.fi_freeinfo(info);
+                return Ok(caps);
+            }
+            Err(-found)
+        }
+    };
+    let all = FI_MSG | FI_TAGGED | FI_RMA | FI_ATOMIC;
+    assert_eq!(find(&|_| {}).unwrap() & all, all);
+    let caps = find(&|hints| hints.caps = FI_TAGGED).unwrap();
+    assert_eq!(caps & (FI_MSG | FI_RMA | FI_TAGGED | FI_SEND | FI_RECV), FI_TAGGED | FI_SEND | FI_RECV);
+    let kinds: [&dyn Fn(&mut fi_info); 6] = [
+        &|hints| hints.caps = FI_HMEM,
+        &|hints| hints.caps = FI_TRIGGER,
+        // Without knowing what registered memory is like.
+        &|hints| hints.caps = FI_RMA,
+        // SAFETY: the attributes exist.
+        &|hints| unsafe { (*hints.ep_attr).r#type = FI_EP_MSG },
+        // SAFETY: as above.
+        &|hints| unsafe { (*hints.tx_attr).inject_size = 1 << 20 },
+        // SAFETY: as above.
+        &|hints| unsafe { (*hints.domain_attr).cq_data_size = 9 },
+    ];
+    for kind in kinds {
+        assert_eq!(find(kind), Err(FI_ENODATA));
+    }
+}
