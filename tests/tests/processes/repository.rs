@@ -38,8 +38,16 @@ const BINDINGS: &[(&str, &str)] =
     &[("umf-provider-cuda", "umf-cuda-sys"), ("umf-provider-level-zero", "level-zero-sys")];
 
 /// The public crate, shared libraries, tests and examples, which may depend on any crate.
-const TOPS: &[&str] =
-    &["umf-rs", "umf-capi", "umf-malloc", "umf-ofi", "umf-tests", "umf-models", "umf-benches", "umf-examples"];
+const TOPS: &[&str] = &[
+    "umf-rs",
+    "umf-capi",
+    "umf-malloc",
+    "umf-ofi",
+    "umf-tests",
+    "umf-models",
+    "umf-benches",
+    "umf-examples",
+];
 
 /// Runs `cargo metadata` in a folder of this repository.
 fn metadata(folder: &str, arguments: &[&str]) -> Value {

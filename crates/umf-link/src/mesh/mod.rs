@@ -427,8 +427,10 @@ impl Mesh {
 
     /// Returns the first message that a receive would take. If `claim` has a number, the message is
     /// kept for [`Mesh::receive_claimed`] or [`Mesh::discard_claimed`] with that number.
+    ///
+    /// Looks at what earlier calls of [`Mesh::progress`] have found. (MPICH relies on that: of a
+    /// message to itself and one of another process, it probes the latter and receives the former.)
     pub fn peek(&mut self, wanted: &Wanted, claim: Option<u64>) -> Option<Message> {
-        self.progress();
         let id = self.inbox.queue.find(&wanted.matching())?;
         let message = self.message(id)?;
         if let Some(token) = claim {

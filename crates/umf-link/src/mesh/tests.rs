@@ -128,7 +128,9 @@ fn both_processes_send_first_and_each_message_arrives_once() {
         }
         // Until the other one has sent all.
         mesh.inject(peer, label(5000), &[]).unwrap();
-        while mesh.peek(&Wanted { from: None, tag: Some(TagMatch::tag(5000)) }, None).is_none() {}
+        while mesh.peek(&Wanted { from: None, tag: Some(TagMatch::tag(5000)) }, None).is_none() {
+            mesh.progress();
+        }
     };
     std::thread::scope(|scope| {
         scope.spawn(|| exchange(&mut one, to_other));
@@ -215,7 +217,9 @@ fn claimed_message_is_received_by_its_claim_only() {
     one.inject(to_other, label(1), b"first").unwrap();
     one.inject(to_other, label(1), b"second").unwrap();
     let wanted = Wanted { from: None, tag: Some(TagMatch::tag(1)) };
-    while other.peek(&wanted, Some(77)).is_none() {}
+    while other.peek(&wanted, Some(77)).is_none() {
+        other.progress();
+    }
     let mut into = [0_u8; 6];
     // SAFETY: kept until the completions.
     unsafe {
@@ -256,7 +260,9 @@ fn end_of_a_process_ends_its_operations_but_keeps_what_arrived() {
         let source = Source::from_raw(&[(bytes.as_ptr().cast_mut(), bytes.len())]);
         assert!(!one.send(to_other, label(2), source, false, 5).unwrap());
     }
-    while other.peek(&Wanted { from: None, tag: Some(TagMatch::tag(2)) }, None).is_none() {}
+    while other.peek(&Wanted { from: None, tag: Some(TagMatch::tag(2)) }, None).is_none() {
+        other.progress();
+    }
     let mut into = [0_u8; 4];
     let wanted = Wanted { from: Some(to_one), tag: Some(TagMatch::tag(9)) };
     // SAFETY: kept until the completions.
