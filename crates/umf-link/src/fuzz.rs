@@ -1,5 +1,5 @@
 //! Entry points of fuzz targets (`tests/fuzz`, built with `--cfg fuzzing`): decoders that are not
-//! public, and a link whose peer writes any bytes into its files.
+//! public, and a link or mesh whose peer writes any bytes into its files.
 
 use core::sync::atomic::Ordering;
 use std::sync::{Arc, LazyLock};
@@ -12,10 +12,12 @@ use umf_ipc::Importer;
 use crate::channel::{Channel, InboxShared, PeerFiles, PeerProcess};
 use crate::endpoint::{Kind, Packet};
 use crate::layout::{self, CATALOG, FIRST, FIRST_PAYLOAD, LANE, NEXT, NEXT_PAYLOAD, Ring, slots};
-use crate::offer::{BLOCK, BlockRecord, GROWN, OFFER, Offer, REQUEST};
+use crate::mesh::{self, Mesh};
+use crate::offer::{BLOCK, BlockRecord, GROWN, NAME, OFFER, Offer, REQUEST};
 use crate::protocol::{self, Offered, SlotHeader};
 use crate::shared_files::{Bell, OwnCatalog, OwnFile, OwnLane, PeerCatalog, PeerLane};
-use crate::{Destination, Element, Engine, Link, LinkSettings, Memory, Operation, Reduction, Registration};
+use crate::{ADDRESS_SIZE, Atomic, Destination, Element, Engine, Link, LinkAddress, LinkBuilder};
+use crate::{LinkSettings, Memory, Operation, Reduction, Registration};
 use crate::{RemoteAccess, RemoteKey, Result, Source, Span, TagMatch};
 
 /// Decodes packets of the handshake, and records of offers and of blocks that are handed over.
@@ -245,17 +247,124 @@ pub fn hostile_peer(
     assert!(is_all_whole, "memory that was passed to no call was written");
 }
 
+/// As [`hostile_peer`], for all functions of a mesh.
+pub fn hostile_mesh_peer(data: &[u8], peer_memory: &'static Memory<'static>, importer: &'static Importer) {
+    let mut input = Input(data);
+    let Some(choice) = input.byte() else { return };
+    let _ = drive_mesh(&mut input, choice, peer_memory, importer);
+    let is_whole = |area, length| is_filled(area, 0..GUARD) && is_filled(area, GUARD + length..FILLED.len());
+    let is_all_whole = is_whole(FROM, 0) && is_whole(INTO, AREA) && is_whole(RANGE, 1000);
+    assert!(is_all_whole, "memory that was passed to no call was written");
+}
+
+/// Returns the address and length of a part of an area.
+fn piece(area: usize, at: usize, length: usize) -> (*mut u8, usize) {
+    let view = slice(area, at, length);
+    (view.as_mut_ptr(), view.len())
+}
+
+fn drive_mesh(
+    input: &mut Input<'_>,
+    choice: u8,
+    peer_memory: &'static Memory<'static>,
+    importer: &'static Importer,
+) -> Option<()> {
+    let mut settings = LinkSettings::default();
+    (settings.spin, settings.handshake) = (Duration::ZERO, Duration::ZERO);
+    (settings.timeout, settings.max_unexpected) = (Some(Duration::ZERO), 1 << 16);
+    let mut builder = LinkBuilder::new().settings(settings);
+    builder.importer = (choice & 1 == 0).then_some(importer);
+    let mut mesh = Mesh::new(&builder).ok()?;
+    let (files, lane, catalog) = hostile_files()?;
+    let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
+    let (socket, _other) = pair.ok()?;
+    let peer = PeerProcess::new(socket, 0).ok()?;
+    let channel = Channel::new(mesh.shared(), OwnLane::create(7).ok()?.0, files, (peer, 0)).ok()?;
+    let mut peer = HostilePeer { lane, catalog, ring: Ring::Small, slot: 0 };
+    peer.announce(peer_memory, 0, 2, [0; 4]);
+    // An address at which no process listens.
+    let address = LinkAddress::of_name("umf-fuzz-nobody").ok()?;
+    let process = mesh.insert(&address).ok()?;
+    // Half of the peers are known, the others have to name themselves.
+    mesh.adopt(Arc::clone(&channel), (choice & 2 == 0).then_some(process));
+    if choice & 4 == 0 {
+        peer.record((NAME, 0), 0, ADDRESS_SIZE, &address.to_bytes());
+    }
+    let any = |from| mesh::Wanted { from, tag: Some(TagMatch::ANY) };
+    for token in 0..100 {
+        let Some(step) = input.byte() else { break };
+        let form = input.byte().unwrap_or(0);
+        if peer.step((step, form), input, peer_memory, &channel) {
+            continue;
+        }
+        let length = [3, 4000, 33_000, AREA][usize::from(form & 3)];
+        let (tag, immediate) = ((form & 4 == 0).then_some(1), (form & 8 == 0).then_some(2));
+        let label = mesh::Label { tag, immediate };
+        let from = (form & 16 == 0).then_some(process);
+        // SAFETY: leaked memory, which calls alone access.
+        let (source, into) = unsafe {
+            let into = match form >> 5 {
+                0 => vec![piece(INTO, 5, 777), piece(INTO, 5000, 4000)],
+                1 => vec![piece(INTO, 0, 100)],
+                _ => vec![piece(INTO, 0, AREA)],
+            };
+            (Source::from_raw(&[piece(FROM, 0, length)]), Destination::from_raw(&into))
+        };
+        // SAFETY: as above.
+        let done: Result<()> = unsafe {
+            match step % 24 {
+                11 | 12 => mesh.send(process, label, source, form & 32 == 0, token).map(drop),
+                13 => mesh.inject(process, label, &FILLED[..300]),
+                14 | 15 => mesh.receive(any(from), into, None, token),
+                16 => mesh.receive(mesh::Wanted { from, tag: None }, into, Some(100), token),
+                17 => Ok(drop(mesh.cancel(input.number()))),
+                18 => Ok(drop(mesh.peek(&any(from), (form & 32 == 0).then_some(token)))),
+                19 if form & 1 == 0 => Ok(drop(mesh.receive_claimed(input.number(), into, token))),
+                19 => Ok(drop(mesh.discard_claimed(input.number()))),
+                20 => {
+                    let key = mesh::RegionKey::from_number(input.number());
+                    let local = match form & 16 {
+                        0 => mesh::Transferring::Get(into),
+                        _ => mesh::Transferring::Put(source),
+                    };
+                    mesh.transfer(process, key, input.number(), &local)
+                }
+                21 => {
+                    let place = (mesh::RegionKey::from_number(input.number()), input.number());
+                    let atomic = Atomic::from_code(input.number()).filter(|atomic| !atomic.compares());
+                    let mut previous = [0; 16];
+                    atomic.map_or(Ok(()), |atomic| {
+                        mesh.change(process, place, atomic, (&FILLED[..16], &[]), &mut previous)
+                    })
+                }
+                22 => mesh.tell_written(process, 5, 6),
+                _ => Ok(drop(mesh.progress())),
+            }
+        };
+        let _ = done.map_err(|error| error.to_string());
+        while let Some(completion) = mesh.next_completion() {
+            let _ = format!("{completion:?}");
+        }
+    }
+    Some(())
+}
+
+/// Returns the files of a hostile peer, as this process and as the peer has them.
+fn hostile_files() -> Option<(PeerFiles, OwnLane, OwnCatalog)> {
+    let ((lane, lane_fd), (catalog, catalog_fd)) = (OwnLane::create(7).ok()?, OwnCatalog::create(7).ok()?);
+    let (peer_lane, peer_catalog) =
+        (PeerLane::adopt(&lane_fd, 7).ok()??, PeerCatalog::adopt(&catalog_fd, 7).ok()??);
+    let bell = Bell::create(false).ok()?.0;
+    Some((PeerFiles { lane: peer_lane, catalog: peer_catalog, bell, nonce: 7 }, lane, catalog))
+}
+
 fn drive(
     input: &mut Input<'_>,
     choice: u8,
     [own_memory, peer_memory]: [&'static Memory<'static>; 2],
     importer: &'static Importer,
 ) -> Option<()> {
-    let ((lane, lane_fd), (catalog, catalog_fd)) = (OwnLane::create(7).ok()?, OwnCatalog::create(7).ok()?);
-    let (peer_lane, peer_catalog) =
-        (PeerLane::adopt(&lane_fd, 7).ok()??, PeerCatalog::adopt(&catalog_fd, 7).ok()??);
-    let files =
-        PeerFiles { lane: peer_lane, catalog: peer_catalog, bell: Bell::create(false).ok()?.0, nonce: 7 };
+    let (files, lane, catalog) = hostile_files()?;
     let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
     let (socket, _other) = pair.ok()?;
     let mut settings = LinkSettings::default();

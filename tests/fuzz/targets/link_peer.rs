@@ -1,5 +1,5 @@
-//! Uses a link whose peer writes arbitrary bytes into its lane. Every call returns a result or an
-//! error, and accesses only its own memory.
+//! Uses a link, or a mesh, whose peer writes arbitrary bytes into its lane. Every call returns a
+//! result or an error, and accesses only its own memory.
 
 #![no_main]
 
@@ -34,4 +34,9 @@ fn memory() -> Memory<'static> {
     Memory::new(&handle, slice.expect("a view")).expect("the handle's memory")
 }
 
-fuzz_target!(|data: &[u8]| umf_link::fuzz::hostile_peer(data, MEMORIES.each_ref(), &IMPORTER));
+fuzz_target!(|data: &[u8]| match data.split_last() {
+    Some((last, data)) if last & 1 == 1 => {
+        umf_link::fuzz::hostile_mesh_peer(data, &MEMORIES[1], &IMPORTER);
+    }
+    _ => umf_link::fuzz::hostile_peer(data, MEMORIES.each_ref(), &IMPORTER),
+});

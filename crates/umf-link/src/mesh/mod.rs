@@ -265,6 +265,20 @@ impl Mesh {
         self.inbox.peers.iter().flatten().fold(self.ended, |sum, peer| sum.and(&peer.statistics))
     }
 
+    #[cfg(fuzzing)]
+    pub(crate) const fn shared(&self) -> &Arc<InboxShared> {
+        &self.inbox.shared
+    }
+
+    /// Adds a link as the thread of the endpoint does.
+    #[cfg(fuzzing)]
+    pub(crate) fn adopt(&mut self, channel: Arc<crate::channel::Channel>, process: Option<Process>) {
+        let link = self.add_link(channel, process.map(|process| process.0));
+        if let Some(Process(process)) = process {
+            self.peers[process].link = Some(link);
+        }
+    }
+
     fn check_process(&self) -> Result<()> {
         if self.acceptor.is_own_process() { Ok(()) } else { Err(Error::Forked) }
     }

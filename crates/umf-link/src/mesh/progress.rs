@@ -32,6 +32,9 @@ const BEFORE_YIELD: u32 = 32;
 /// Rounds over a lane whose process has ended. Its rings hold fewer records.
 const LAST_ROUNDS: usize = 64;
 
+/// The process of a link until it has named itself. Its messages are not received.
+const UNNAMED: usize = usize::MAX;
+
 /// A message of the queue that is being received.
 #[derive(Debug)]
 pub(super) struct Fetch {
@@ -93,7 +96,7 @@ impl Mesh {
 
     pub(super) fn add_link(&mut self, channel: Arc<Channel>, process: Option<usize>) -> usize {
         // Until it names itself, its messages match no process.
-        let link = self.inbox.add(channel, process.unwrap_or(usize::MAX));
+        let link = self.inbox.add(channel, process.unwrap_or(UNNAMED));
         if self.links.len() <= link {
             self.links.resize(link + 1, None);
         }
@@ -129,9 +132,12 @@ impl Mesh {
         let Some(peer) = &mut self.inbox.peers[link] else { return Ok(false) };
         let Some(record) = peek(peer)? else { return Ok(false) };
         let RecordHeader { kind, context, tag, length } = record;
+        let source = peer.source;
+        if source == UNNAMED && kind != NAME {
+            return Err(peer.channel.misbehaved("it does not name itself first"));
+        }
         match kind {
             INLINE | IMMEDIATE => {
-                let source = peer.source;
                 let takes = |posted: &Posted| posted.matching.takes(source, tag, context);
                 if let Some(position) = self.posted.iter().position(takes) {
                     self.receive_inline(link, record, position)?;
@@ -171,7 +177,14 @@ impl Mesh {
     /// Assigns a message of the queue to the first receive that takes it.
     fn match_posted(&mut self, id: u64) {
         let Some(message) = self.inbox.queue.get(id) else { return };
-        let envelope = message.envelope;
+        let (envelope, link) = (message.envelope, message.peer);
+        if envelope.source == UNNAMED {
+            if let Some(channel) = self.inbox.channel(link) {
+                let error = channel.misbehaved("it does not name itself first");
+                self.end_of_link(link, &error);
+            }
+            return;
+        }
         if envelope.context == Context::Transfers {
             return self.report_transfer(id);
         }
@@ -354,7 +367,7 @@ impl Mesh {
     fn end_of_link(&mut self, link: usize, error: &Error) {
         match self.links[link] {
             Some(process) => self.end_of_process(process, error),
-            None => self.unlink(link),
+            None => drop(self.inbox.remove(link)),
         }
     }
 
