@@ -283,7 +283,7 @@ fn drive_mesh(
     let mut peer = HostilePeer { lane, catalog, ring: Ring::Small, slot: 0 };
     peer.announce(peer_memory, 0, 2, [0; 4]);
     // An address at which no process listens.
-    let address = LinkAddress::of_name("umf-fuzz-nobody").ok()?;
+    let address = LinkAddress::of_name("umf-fuzz-absent").ok()?;
     let process = mesh.insert(&address).ok()?;
     // Half of the peers are known, the others have to name themselves.
     mesh.adopt(Arc::clone(&channel), (choice & 2 == 0).then_some(process));
@@ -317,10 +317,22 @@ fn drive_mesh(
                 13 => mesh.inject(process, label, &FILLED[..300]),
                 14 | 15 => mesh.receive(any(from), into, None, token),
                 16 => mesh.receive(mesh::Wanted { from, tag: None }, into, Some(100), token),
-                17 => Ok(drop(mesh.cancel(input.number()))),
-                18 => Ok(drop(mesh.peek(&any(from), (form & 32 == 0).then_some(token)))),
-                19 if form & 1 == 0 => Ok(drop(mesh.receive_claimed(input.number(), into, token))),
-                19 => Ok(drop(mesh.discard_claimed(input.number()))),
+                17 => {
+                    mesh.cancel(input.number());
+                    Ok(())
+                }
+                18 => {
+                    let _ = mesh.peek(&any(from), (form & 32 == 0).then_some(token));
+                    Ok(())
+                }
+                19 if form & 1 == 0 => {
+                    mesh.receive_claimed(input.number(), into, token);
+                    Ok(())
+                }
+                19 => {
+                    mesh.discard_claimed(input.number());
+                    Ok(())
+                }
                 20 => {
                     let key = mesh::RegionKey::from_number(input.number());
                     let local = match form & 16 {
@@ -338,7 +350,10 @@ fn drive_mesh(
                     })
                 }
                 22 => mesh.tell_written(process, 5, 6),
-                _ => Ok(drop(mesh.progress())),
+                _ => {
+                    mesh.progress();
+                    Ok(())
+                }
             }
         };
         let _ = done.map_err(|error| error.to_string());

@@ -15,7 +15,7 @@
 //! messages             sends and receives, with and without tags
 //! memory    transfers  memory regions; reads, writes and atomic operations on them
 //! failure              error numbers
-//! statistics           counters for those who look
+//! statistics           counters of what was carried
 //! ```
 //!
 //! An endpoint is a [`umf_link::mesh::Mesh`] behind a lock. Reading a completion queue makes

@@ -1,4 +1,4 @@
-//! Counters of what an endpoint has carried, for those who want to see that umf carried it.
+//! Counters of what an endpoint has carried, by which a user sees that umf carried it.
 //!
 //! If the environment variable `FI_UMF_COUNTERS` names a folder, each endpoint writes a file
 //! `umf-PID-NUMBER.txt` there when it is closed: lines with a name, a number of messages or

@@ -296,6 +296,7 @@ fn registered_memory_is_written_and_read_until_its_registration_ends() {
     // SAFETY: the memory outlives the registration, and is read after the transfers only.
     let registration = unsafe { other.registrar().register(key, (base, 10_000), access).unwrap() };
     let bytes = *b"written";
+    // SAFETY: the bytes are kept until the end of the test.
     let source = || Transferring::Put(unsafe { Source::from_raw(&[(bytes.as_ptr().cast_mut(), 7)]) });
     let address = base.expose_provenance() as u64;
     // SAFETY: the local memory is kept.
@@ -304,6 +305,7 @@ fn registered_memory_is_written_and_read_until_its_registration_ends() {
     put(&mut one, key, address + 9_993).unwrap();
     assert_eq!(&memory[9_993..], b"written");
     let mut into = [0_u8; 7];
+    // SAFETY: as above.
     let target = Transferring::Get(unsafe { Destination::from_raw(&[(into.as_mut_ptr(), 7)]) });
     // SAFETY: as above.
     unsafe { one.transfer(to_other, key, address + 9_993, &target).unwrap() };
