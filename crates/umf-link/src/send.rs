@@ -161,11 +161,6 @@ impl<'d> Sending<'d> {
         self
     }
 
-    /// Returns the bytes that the message takes in a ring.
-    const fn inline_len(&self) -> usize {
-        self.source.len() + if self.immediate.is_some() { size_of::<u64>() } else { 0 }
-    }
-
     /// Withdraws the message. Returns `false` if it was received or copied into a ring.
     fn withdraw(&mut self, channel: &Channel) -> bool {
         match core::mem::replace(&mut self.state, SendState::Done) {
@@ -271,7 +266,7 @@ impl Inbox {
             if !self.peer(index).outgoing.backlog.is_empty() {
                 return Ok(None);
             }
-            let is_short = sending.inline_len() <= self.inline_max && !sending.is_acknowledged;
+            let is_short = buffer.len() <= self.inline_max && !sending.is_acknowledged;
             let is_inline = self.shared.settings.engine == Some(Engine::Inline);
             if is_short && self.peer(index).send_inline(tag, sending.immediate, buffer)? {
                 sending.state = SendState::Done;

@@ -21,6 +21,7 @@ use crate::buffer::{Destination, Source};
 use crate::channel::InboxShared;
 use crate::engines::LinkStatistics;
 use crate::inbox::Inbox;
+use crate::layout::MAX_INLINE;
 use crate::offer::NAME;
 use crate::queue::{Body, Context, Matching};
 use crate::receive::Receiving;
@@ -211,6 +212,8 @@ impl Mesh {
         let (acceptor, shared) = Acceptor::start(builder)?;
         let mut inbox = Inbox::new(shared, 0);
         inbox.names = Some(Vec::new());
+        // A message in a ring may have immediate data, too.
+        inbox.inline_max = inbox.inline_max.min(MAX_INLINE - size_of::<u64>());
         Ok(Self {
             acceptor,
             sends: VecDeque::new(),
@@ -340,7 +343,7 @@ impl Mesh {
     ) -> Result<bool> {
         let link = self.link_to(to)?;
         let (tag, context) = label.parts();
-        let is_short = !is_acknowledged && source.len() + size_of::<u64>() <= self.inbox.inline_max;
+        let is_short = !is_acknowledged && source.len() <= self.inbox.inline_max;
         let peer = self.inbox.peer(link);
         if is_short && peer.is_fresh() && peer.send_fast((tag, context), label.immediate, &source.0) {
             return Ok(true);
@@ -356,7 +359,7 @@ impl Mesh {
         let link = self.link_to(to)?;
         let (tag, context) = label.parts();
         let source = Source::from(bytes);
-        let is_short = bytes.len() + size_of::<u64>() <= self.inbox.inline_max;
+        let is_short = bytes.len() <= self.inbox.inline_max;
         let peer = self.inbox.peer(link);
         if is_short && peer.is_fresh() && peer.send_fast((tag, context), label.immediate, &source.0) {
             return Ok(());
