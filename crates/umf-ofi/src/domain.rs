@@ -15,6 +15,8 @@ use crate::{address_vector, counter, endpoint, queue, transfers};
 pub(crate) struct Domain {
     pub fabric: Arc<Fabric>,
     pub regions: Mutex<Regions>,
+    /// Whether endpoints have a thread that makes progress.
+    pub has_automatic_progress: bool,
 }
 
 pub(crate) type DomainObject = Boxed<fid_domain, Domain>;
@@ -42,7 +44,7 @@ pub(crate) unsafe extern "C" fn open(
 
 pub(crate) unsafe extern "C" fn open2(
     fabric: *mut fid_fabric,
-    _info: *mut fi_info,
+    info: *mut fi_info,
     domain: *mut *mut fid_domain,
     flags: u64,
     context: *mut c_void,
@@ -56,7 +58,12 @@ pub(crate) unsafe extern "C" fn open2(
     // SAFETY: an open fabric of this provider; the pointer is valid for a write.
     unsafe {
         let fabric = Arc::clone(FabricObject::part(fabric));
-        *domain = DomainObject::leak(object, Arc::new(Domain { fabric, regions: Mutex::default() }));
+        let attributes = (*info).domain_attr.as_ref();
+        let has_automatic_progress = attributes.is_some_and(|attributes| {
+            [attributes.control_progress, attributes.data_progress].contains(&FI_PROGRESS_AUTO)
+        });
+        let part = Domain { fabric, regions: Mutex::default(), has_automatic_progress };
+        *domain = DomainObject::leak(object, Arc::new(part));
     }
     FI_SUCCESS
 }

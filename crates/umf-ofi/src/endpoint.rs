@@ -2,12 +2,14 @@
 //! their completions go to.
 
 use core::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use libfabric_sys::*;
-use umf_link::mesh::{Completed, Completion, Mesh, Message, Process, Registrar, Waker};
+use umf_link::mesh::{Completed, Completion, Mesh, Message, Process, Registrar, Sleeper, Waker};
 use umf_link::{ADDRESS_SIZE, LinkAddress};
+use umf_os::background;
 
 use crate::address_vector::{AddressVector, AddressVectorObject};
 use crate::counter::{Counter, CounterObject};
@@ -119,6 +121,8 @@ pub(crate) struct Endpoint {
     pub is_directed: bool,
     waker: Waker,
     state: Mutex<State>,
+    /// The thread that makes progress, where the application asks for it.
+    progress: Mutex<Option<Progress>>,
 }
 
 pub(crate) type EndpointObject = Boxed<fid_ep, Endpoint>;
@@ -302,17 +306,54 @@ impl Endpoint {
         }
     }
 
-    pub(crate) fn wait(&self, most: Duration) {
-        let Ok(mut state) = self.state.try_lock() else {
-            std::thread::sleep(Duration::from_micros(50).min(most));
-            return;
-        };
-        state.mesh.wait(most);
+    /// Makes progress. Returns what to sleep on, if there was nothing to do.
+    pub(crate) fn progress_or_sleeper(&self) -> Option<Sleeper> {
+        let mut state = self.lock();
+        let sleeper = state.mesh.sleeper();
         state.report_completions();
+        sleeper
     }
 
-    pub(crate) fn wake(&self) {
+    pub(crate) const fn waker(&self) -> &Waker {
+        &self.waker
+    }
+}
+
+/// A thread that makes progress with an endpoint. Dropping it ends the thread.
+#[derive(Debug)]
+struct Progress {
+    thread: Option<background::Thread>,
+    is_ended: Arc<AtomicBool>,
+    waker: Waker,
+}
+
+impl Progress {
+    fn start(endpoint: &Arc<Endpoint>) -> std::io::Result<Self> {
+        let (is_ended, waker) = (Arc::<AtomicBool>::default(), endpoint.waker.clone());
+        let (ended, weak) = (Arc::clone(&is_ended), Arc::downgrade(endpoint));
+        let thread = background::spawn(c"umf-progress", 256 << 10, move || {
+            while !ended.load(Ordering::Acquire)
+                && let Some(endpoint) = weak.upgrade()
+            {
+                let sleeper = endpoint.progress_or_sleeper();
+                drop(endpoint);
+                match sleeper {
+                    Some(sleeper) => sleeper.sleep(Duration::from_millis(25)),
+                    None => std::thread::yield_now(),
+                }
+            }
+        })?;
+        Ok(Self { thread: Some(thread), is_ended, waker })
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.is_ended.store(true, Ordering::Release);
         self.waker.wake();
+        if let Some(thread) = self.thread.take() {
+            thread.join();
+        }
     }
 }
 
@@ -397,7 +438,8 @@ pub(crate) unsafe extern "C" fn open2(
             domain.remove_endpoint(&registrar);
             return failure::refuse("opening an endpoint", &error) as c_int;
         }
-        let part = Endpoint { domain, registrar, address, is_directed, waker, state: Mutex::new(state) };
+        let (state, progress) = (Mutex::new(state), Mutex::default());
+        let part = Endpoint { domain, registrar, address, is_directed, waker, state, progress };
         *endpoint = EndpointObject::leak(object, Arc::new(part));
     }
     FI_SUCCESS
@@ -417,6 +459,7 @@ unsafe extern "C" fn close(object: *mut fid) -> c_int {
         let counters: Vec<_> = directions.iter().flat_map(all).flatten().collect();
         (queues, counters)
     };
+    *part.progress.lock().unwrap_or_else(PoisonError::into_inner) = None;
     queues.iter().for_each(|queue| queue.unbind(part));
     counters.iter().for_each(|counter| counter.unbind(part));
     drop((queues, counters));
@@ -484,11 +527,23 @@ unsafe extern "C" fn bind(object: *mut fid, other: *mut fid, flags: u64) -> c_in
 
 unsafe extern "C" fn control(object: *mut fid, command: c_int, argument: *mut c_void) -> c_int {
     // SAFETY: an open endpoint.
-    let mut state = unsafe { EndpointObject::part(object.cast()) }.lock();
+    let part = unsafe { EndpointObject::part(object.cast()) };
+    let mut state = part.lock();
     match command {
         FI_ENABLE if state.vector.is_none() => -FI_ENOAV,
         FI_ENABLE => {
             state.is_enabled = true;
+            drop(state);
+            if part.domain.has_automatic_progress {
+                let mut progress = part.progress.lock().unwrap_or_else(PoisonError::into_inner);
+                match Progress::start(part) {
+                    Ok(started) => *progress = Some(started),
+                    Err(error) => {
+                        tracing::error!(%error, "libfabric: cannot start a thread for automatic progress");
+                        return -error.raw_os_error().unwrap_or(FI_EAGAIN);
+                    }
+                }
+            }
             FI_SUCCESS
         }
         FI_GETOPSFLAG | FI_SETOPSFLAG => {

@@ -106,8 +106,6 @@ unsafe fn check(hints: &fi_info) -> Result<(), Unmet> {
     if let Some(domain) = unsafe { hints.domain_attr.as_ref() } {
         // SAFETY: as above.
         require(unsafe { is_own_name(domain.name) }, "the name of the domain")?;
-        let progress = [domain.control_progress, domain.data_progress];
-        require(!progress.contains(&FI_PROGRESS_AUTO), "automatic progress")?;
         require(domain.cq_data_size <= size_of::<u64>(), "the size of immediate data")?;
         require(domain.mr_key_size <= size_of::<u64>(), "the size of keys")?;
         require(domain.caps & !(FI_LOCAL_COMM | FI_REMOTE_COMM) == 0, "capabilities of the domain")?;
@@ -183,7 +181,11 @@ unsafe fn fill(info: &mut fi_info, hints: Option<&fi_info>, version: u32) {
         domain.name = libc::strdup(NAME.as_ptr());
         let threading = asked_domain.map_or(FI_THREAD_UNSPEC, |asked| asked.threading);
         domain.threading = if threading == FI_THREAD_UNSPEC { FI_THREAD_SAFE } else { threading };
-        (domain.control_progress, domain.data_progress) = (FI_PROGRESS_MANUAL, FI_PROGRESS_MANUAL);
+        // A thread for it is started only if the application asks.
+        let asked = asked_domain.map(|asked| [asked.control_progress, asked.data_progress]);
+        let is_automatic = asked.is_some_and(|asked| asked.contains(&FI_PROGRESS_AUTO));
+        let progress = if is_automatic { FI_PROGRESS_AUTO } else { FI_PROGRESS_MANUAL };
+        (domain.control_progress, domain.data_progress) = (progress, progress);
         domain.resource_mgmt = FI_RM_ENABLED;
         let kind = asked_domain.map_or(FI_AV_UNSPEC, |asked| asked.av_type);
         domain.av_type = kind;

@@ -2,11 +2,12 @@
 
 use core::ffi::{c_char, c_int, c_void};
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use libfabric_sys::*;
+use umf_link::mesh::Waker;
 
 use crate::domain::{Domain, DomainObject};
 use crate::endpoint::Endpoint;
@@ -48,6 +49,9 @@ pub(crate) struct Queue {
     entries: Mutex<VecDeque<Entry>>,
     endpoints: Mutex<Vec<Arc<Endpoint>>>,
     is_signalled: AtomicBool,
+    /// Threads that sleep, and what wakes them.
+    sleeping: AtomicUsize,
+    wakers: Mutex<Vec<(usize, Waker)>>,
 }
 
 pub(crate) type QueueObject = Boxed<fid_cq, Queue>;
@@ -64,6 +68,10 @@ pub(crate) fn text_of(number: c_int) -> String {
 impl Queue {
     pub(crate) fn push(&self, entry: Entry) {
         lock(&self.entries).push_back(entry);
+        // Another thread than this may sleep. It looks at the entries after it has counted itself.
+        if self.sleeping.load(Ordering::SeqCst) > 0 {
+            self.wake();
+        }
     }
 
     /// Adds an endpoint, with which reading makes progress.
@@ -71,11 +79,13 @@ impl Queue {
         let mut endpoints = lock(&self.endpoints);
         if !endpoints.iter().any(|bound| Arc::ptr_eq(bound, endpoint)) {
             endpoints.push(Arc::clone(endpoint));
+            lock(&self.wakers).push((Arc::as_ptr(endpoint).addr(), endpoint.waker().clone()));
         }
     }
 
     pub(crate) fn unbind(&self, endpoint: &Arc<Endpoint>) {
         lock(&self.endpoints).retain(|bound| !Arc::ptr_eq(bound, endpoint));
+        lock(&self.wakers).retain(|(address, _)| *address != Arc::as_ptr(endpoint).addr());
     }
 
     fn progress(&self) {
@@ -92,15 +102,20 @@ impl Queue {
             let endpoints = lock(&self.endpoints);
             (endpoints.first().cloned(), endpoints.len())
         };
-        match first {
-            None => std::thread::sleep(most.min(SLEEP_OF_SEVERAL)),
-            Some(endpoint) => endpoint.wait(most.min(if count > 1 { SLEEP_OF_SEVERAL } else { SLEEP })),
+        let most = most.min(if count == 1 { SLEEP } else { SLEEP_OF_SEVERAL });
+        let Some(endpoint) = first else { return std::thread::sleep(most) };
+        if let Some(sleeper) = endpoint.progress_or_sleeper() {
+            self.sleeping.fetch_add(1, Ordering::SeqCst);
+            if lock(&self.entries).is_empty() && !self.is_signalled.load(Ordering::SeqCst) {
+                sleeper.sleep(most);
+            }
+            self.sleeping.fetch_sub(1, Ordering::SeqCst);
         }
     }
 
     fn wake(&self) {
-        for endpoint in &*lock(&self.endpoints) {
-            endpoint.wake();
+        for (_, waker) in &*lock(&self.wakers) {
+            waker.wake();
         }
     }
 
@@ -207,6 +222,8 @@ pub(crate) unsafe extern "C" fn open(
             entries: Mutex::default(),
             endpoints: Mutex::default(),
             is_signalled: AtomicBool::new(false),
+            sleeping: AtomicUsize::new(0),
+            wakers: Mutex::default(),
         };
         *queue = QueueObject::leak(object, Arc::new(part));
     }
@@ -290,7 +307,7 @@ unsafe extern "C" fn read_from_or_wait(
 unsafe extern "C" fn signal(queue: *mut fid_cq) -> c_int {
     // SAFETY: an open queue.
     let queue = unsafe { QueueObject::part(queue) };
-    queue.is_signalled.store(true, Ordering::Release);
+    queue.is_signalled.store(true, Ordering::SeqCst);
     queue.wake();
     FI_SUCCESS
 }

@@ -44,7 +44,7 @@ struct Endpoint {
 }
 
 impl Endpoint {
-    fn open(library: &Library) -> Self {
+    fn open(library: &Library, progress: fi_progress) -> Self {
         let (mut info, mut fabric, mut domain) = (null_mut(), null_mut(), null_mut());
         let (mut queue, mut vector, mut endpoint) = (null_mut(), null_mut(), null_mut());
         let version = library.version();
@@ -52,6 +52,7 @@ impl Endpoint {
         unsafe {
             let hints = library.fi_allocinfo();
             (*(*hints).fabric_attr).prov_name = libc::strdup(c"umf".as_ptr());
+            (*(*hints).domain_attr).data_progress = progress;
             succeeds(library.fi_getinfo(version, null(), null(), 0, hints, &raw mut info));
             library.fi_freeinfo(hints);
             assert_eq!(CStr::from_ptr((*(*info).fabric_attr).prov_name), c"umf");
@@ -259,7 +260,11 @@ fn read_line() -> String {
 
 /// Opens the endpoint of a process, and exchanges addresses with the test.
 fn meet(library: &Library) -> Endpoint {
-    let endpoint = Endpoint::open(library);
+    meet_with(library, FI_PROGRESS_UNSPEC)
+}
+
+fn meet_with(library: &Library, progress: fi_progress) -> Endpoint {
+    let endpoint = Endpoint::open(library, progress);
     let name: String = endpoint.name().iter().map(|byte| format!("{byte:02x}")).collect();
     println!("name {name}");
     let names: Vec<[u8; ADDRESS]> = read_line()
@@ -543,6 +548,50 @@ fn registered_memory_is_read_written_and_changed() {
         assert_eq!(write(base, key), FI_EKEYREJECTED);
     }
     endpoint.send(1, 4, b"done");
+    endpoint.close();
+}
+
+/// A process that makes no call carries out atomic operations, if it asked for automatic progress.
+#[test]
+fn idle_process_makes_automatic_progress() {
+    const TEST: &str = "idle_process_makes_automatic_progress";
+    let Some(library) = library(TEST) else { return };
+    let Some(rank) = role() else {
+        return start(TEST, &tempfile::tempdir().unwrap()).into_iter().for_each(Rank::ends_well);
+    };
+    let endpoint = meet_with(&library, FI_PROGRESS_AUTO);
+    if rank == 1 {
+        let mut number = 40_u64;
+        let (base, mut region) = (&raw mut number, null_mut());
+        // SAFETY: the memory is kept until the region is closed.
+        unsafe {
+            let (domain, access) = (endpoint.domain, FI_REMOTE_READ | FI_REMOTE_WRITE);
+            succeeds(fi_mr_reg(domain, base.cast(), 8, access, 0, 0, 0, &raw mut region, null_mut()));
+            let place = [base.expose_provenance() as u64, (*region).key].map(u64::to_ne_bytes).concat();
+            endpoint.send(0, 1, &place);
+            // Until the other one has changed it, without a call of libfabric.
+            let number = std::sync::atomic::AtomicU64::from_ptr(base);
+            while number.load(std::sync::atomic::Ordering::Acquire) != 42 {
+                std::thread::yield_now();
+            }
+            succeeds(fi_close(region.cast()));
+        }
+        return endpoint.close();
+    }
+    let (mut place, two) = ([0_u8; 16], 2_u64);
+    endpoint.post(2, 1, 1, &mut place);
+    let mut entry = fi_cq_tagged_entry::ZERO;
+    // The thread for progress receives the message, and wakes this one.
+    // SAFETY: one entry of the queue's format.
+    let read = unsafe { fi_cq_sread(endpoint.queue, (&raw mut entry).cast(), 1, null(), -1) };
+    assert_eq!((read, entry.op_context.addr()), (1, 2));
+    let [base, key] = [0, 8].map(|at| u64::from_ne_bytes(place[at..at + 8].try_into().unwrap()));
+    // SAFETY: the memory is kept until the completion.
+    succeeds(unsafe {
+        let (ep, value) = (endpoint.endpoint, (&raw const two).cast());
+        fi_atomic(ep, value, 1, null_mut(), 1, base, key, FI_UINT64, FI_SUM, null_mut()) as i64
+    });
+    assert_eq!(endpoint.next().error, 0);
     endpoint.close();
 }
 

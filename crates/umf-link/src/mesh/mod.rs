@@ -45,6 +45,21 @@ impl Process {
     }
 }
 
+/// Waits until another process may have sent something to a [`Mesh`].
+#[derive(Debug)]
+pub struct Sleeper {
+    shared: Arc<InboxShared>,
+    /// The bell when the lanes were read.
+    seen: u32,
+}
+
+impl Sleeper {
+    /// Waits for at most `most`, and not more than 25 ms. A signal may end it early.
+    pub fn sleep(self, most: Duration) {
+        sys::sleep(self.shared.bell.word(), self.seen, most.min(SLICE));
+    }
+}
+
 /// Ends waits of a [`Mesh`], from any thread.
 #[derive(Clone, Debug)]
 pub struct Waker(Arc<InboxShared>);
@@ -481,17 +496,16 @@ impl Mesh {
         true
     }
 
-    /// Waits until another process may have sent something, or for at most `most`. Returns at once
-    /// if there is a completion. A signal may end it early.
-    pub fn wait(&mut self, most: Duration) {
+    /// Makes progress. If there was nothing to do and there is no completion, returns what waits
+    /// until another process may have sent something. It needs no access to the mesh, so that other
+    /// threads can use the mesh meanwhile.
+    pub fn sleeper(&mut self) -> Option<Sleeper> {
         let shared = Arc::clone(&self.inbox.shared);
         let seen = protocol::fall_asleep(shared.bell.word());
-        if !self.progress() && self.completions.is_empty() {
-            sys::sleep(shared.bell.word(), seen, most.min(SLICE));
-        }
+        (!self.progress() && self.completions.is_empty()).then_some(Sleeper { shared, seen })
     }
 
-    /// Returns what ends [`Mesh::wait`] of another thread.
+    /// Returns what ends waits of other threads ([`Sleeper`]).
     #[must_use]
     pub fn waker(&self) -> Waker {
         Waker(Arc::clone(&self.inbox.shared))
