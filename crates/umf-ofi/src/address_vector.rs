@@ -91,6 +91,10 @@ unsafe extern "C" fn insert(
     if flags & !(FI_MORE | FI_SYNC_ERR) != 0 {
         return -FI_EBADFLAGS;
     }
+    // Such as the address that `getinfo` did not find for the name of a host.
+    if addresses.is_null() && count > 0 {
+        return -FI_EINVAL;
+    }
     // SAFETY: an open address vector.
     let part = unsafe { AddressVectorObject::part(vector) };
     let mut known = part.addresses.write().unwrap_or_else(PoisonError::into_inner);
@@ -142,6 +146,9 @@ unsafe extern "C" fn remove(
     count: usize,
     _flags: u64,
 ) -> c_int {
+    if numbers.is_null() || count == 0 {
+        return FI_SUCCESS;
+    }
     // SAFETY: an open address vector, and `count` numbers.
     let (part, numbers) =
         unsafe { (AddressVectorObject::part(vector), core::slice::from_raw_parts(numbers, count)) };
@@ -174,6 +181,9 @@ unsafe extern "C" fn text_of_address(
     buffer: *mut c_char,
     length: *mut usize,
 ) -> *const c_char {
+    if address.is_null() {
+        return core::ptr::null();
+    }
     // SAFETY: an address as long as those of `getname`.
     let bytes = unsafe { core::slice::from_raw_parts(address.cast::<u8>(), ADDRESS_SIZE) };
     // The socket and not the bytes, which may hold a key.

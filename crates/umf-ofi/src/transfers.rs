@@ -229,7 +229,7 @@ unsafe fn message_transfer(
         if message.rma_iov_count > IOV_LIMIT {
             return -(FI_EINVAL as isize);
         }
-        let remote = core::slice::from_raw_parts(message.rma_iov, message.rma_iov_count);
+        let remote = list_of(message.rma_iov, message.rma_iov_count);
         let data = (flags & FI_REMOTE_CQ_DATA != 0).then_some(message.data);
         let (peer, context) = (message.addr, message.context);
         let rma = Rma { is_read, peer, data, context, flags: Some(flags), is_silent: false };
@@ -456,6 +456,18 @@ impl Change<'_> {
     }
 }
 
+/// Returns a list of the application, which may be null if it is empty.
+///
+/// # Safety
+/// `list` has `count` entries.
+const unsafe fn list_of<'l, T>(list: *const T, count: usize) -> &'l [T] {
+    if count == 0 || list.is_null() {
+        return &[];
+    }
+    // SAFETY: by this function's contract.
+    unsafe { core::slice::from_raw_parts(list, count) }
+}
+
 /// Returns the bytes of a list of values.
 ///
 /// # Safety
@@ -534,7 +546,7 @@ unsafe extern "C" fn atomic_writev(
 ) -> isize {
     // SAFETY: by the interface, here and in the functions below.
     unsafe {
-        let operands = core::slice::from_raw_parts(list, count);
+        let operands = list_of(list, count);
         let count = operands.iter().map(|entry| entry.count).sum();
         let (kind, flags, is_silent) = (Kind::Write, None, false);
         Change {
@@ -597,13 +609,10 @@ unsafe fn message_change(
     // SAFETY: by this function's contract.
     unsafe {
         let message = &*message;
-        let operands = match message.iov_count {
-            0 => &[],
-            count => core::slice::from_raw_parts(message.msg_iov, count),
-        };
+        let operands = list_of(message.msg_iov, message.iov_count);
         let (peer, context) = (message.addr, message.context);
         let (datatype, operation, flags, is_silent) = (message.datatype, message.op, Some(flags), false);
-        let remote = core::slice::from_raw_parts(message.rma_iov, message.rma_iov_count);
+        let remote = list_of(message.rma_iov, message.rma_iov_count);
         Change { kind, peer, datatype, operation, operands, compared, results, context, flags, is_silent }
             .run(part(endpoint), remote)
     }
@@ -670,8 +679,8 @@ unsafe extern "C" fn atomic_readwritev(
     let (kind, flags, is_silent) = (Kind::Fetch, None, false);
     // SAFETY: as `atomic_writev`.
     unsafe {
-        let results = core::slice::from_raw_parts(results, result_count);
-        let operands = if count == 0 { &[] } else { core::slice::from_raw_parts(list, count) };
+        let results = list_of(results, result_count);
+        let operands = list_of(list, count);
         let count = results.iter().map(|entry| entry.count).sum();
         Change {
             kind,
@@ -699,7 +708,7 @@ unsafe extern "C" fn atomic_readwritemsg(
 ) -> isize {
     // SAFETY: as `atomic_writev`.
     unsafe {
-        let results = core::slice::from_raw_parts(results, result_count);
+        let results = list_of(results, result_count);
         message_change(endpoint, message, Kind::Fetch, (&[], results), flags)
     }
 }
@@ -751,9 +760,9 @@ unsafe extern "C" fn atomic_compwritev(
     let (kind, flags, is_silent) = (Kind::Compare, None, false);
     // SAFETY: as `atomic_writev`.
     unsafe {
-        let operands = core::slice::from_raw_parts(list, count);
-        let compared = core::slice::from_raw_parts(compare, compare_count);
-        let results = core::slice::from_raw_parts(results, result_count);
+        let operands = list_of(list, count);
+        let compared = list_of(compare, compare_count);
+        let results = list_of(results, result_count);
         let count = operands.iter().map(|entry| entry.count).sum();
         Change { kind, peer, datatype, operation, operands, compared, results, context, flags, is_silent }
             .run(part(endpoint), &[fi_rma_ioc { addr, count, key }])
@@ -773,8 +782,8 @@ unsafe extern "C" fn atomic_compwritemsg(
 ) -> isize {
     // SAFETY: as `atomic_writev`.
     unsafe {
-        let compared = core::slice::from_raw_parts(compare, compare_count);
-        let results = core::slice::from_raw_parts(results, result_count);
+        let compared = list_of(compare, compare_count);
+        let results = list_of(results, result_count);
         message_change(endpoint, message, Kind::Compare, (compared, results), flags)
     }
 }

@@ -93,6 +93,9 @@ impl Endpoint {
             fi_av_insert(self.others[0].cast(), names, 2, numbers, 0, null_mut())
         };
         assert_eq!((inserted, &numbers[..]), (2, &[0, 1][..]));
+        // SAFETY: no address is read.
+        let none = unsafe { fi_av_insert(self.others[0].cast(), null(), 1, null_mut(), 0, null_mut()) };
+        assert_eq!(none, -FI_EINVAL);
     }
 
     /// Returns the next completion, or `None` if there is none now.
