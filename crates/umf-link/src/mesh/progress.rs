@@ -29,6 +29,9 @@ const UNLINKED: usize = 8;
 /// Calls that find nothing before the thread yields its processor, if there are more processes than
 /// processors.
 const BEFORE_YIELD: u32 = 32;
+/// Calls that find nothing before the thread yields its processor in any case: processes to which
+/// this one has no link may need it. Among them may be those for which its peer waits.
+const BEFORE_ANY_YIELD: u32 = 1024;
 /// Rounds over a lane whose process has ended. Its rings hold fewer records.
 const LAST_ROUNDS: usize = 64;
 
@@ -56,8 +59,8 @@ impl Mesh {
     /// Reads the lanes, answers requests of other processes, and continues all operations. Does not
     /// block. Returns whether there was anything to do.
     ///
-    /// If there are more processes than processors, a call that finds nothing may yield the
-    /// processor.
+    /// A call that finds nothing may yield the processor: soon if there are more processes than
+    /// processors, and later in any case.
     pub fn progress(&mut self) -> bool {
         if !self.acceptor.is_own_process() {
             return false;
@@ -81,7 +84,8 @@ impl Mesh {
             if self.idle.is_multiple_of(CALLS) {
                 self.check_processes();
             }
-            if self.inbox.peers.len() >= self.processors && self.idle > BEFORE_YIELD {
+            let is_crowded = self.inbox.peers.len() >= self.processors;
+            if self.idle > if is_crowded { BEFORE_YIELD } else { BEFORE_ANY_YIELD } {
                 std::thread::yield_now();
             }
         }
