@@ -397,6 +397,66 @@ fn unsuitable_directory_is_refused_with_the_reason() {
     }
 }
 
+/// Between bind and drop the directory becomes unsuitable, or another program removes the lock file.
+#[test]
+fn drop_removes_files_in_a_changed_directory() {
+    let folder = Folder::new();
+    let directory = folder.directory();
+    let bind = |name| directory.bind(name, MODE, 4).unwrap().unwrap();
+    let path = |file: &str| folder.path().join(file);
+
+    let socket = bind("umf-a");
+    std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o777)).unwrap();
+    drop(socket);
+    assert_eq!(folder.files(), [""; 0], "a directory that all users can write");
+    std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o700)).unwrap();
+
+    let socket = bind("umf-a");
+    std::fs::remove_file(path("umf-a.lock")).unwrap();
+    drop(socket);
+    assert_eq!(folder.files(), [""; 0], "without the lock file");
+
+    // Another process has the name by now.
+    let socket = bind("umf-a");
+    for file in ["umf-a", "umf-a.lock"] {
+        std::fs::remove_file(path(file)).unwrap();
+    }
+    let next = bind("umf-a");
+    drop(socket);
+    assert_eq!(folder.files(), ["umf-a", "umf-a.lock"]);
+    let socket = bind("umf-b");
+    std::fs::remove_file(path("umf-b.lock")).unwrap();
+    std::fs::rename(path("umf-a"), path("umf-b")).unwrap();
+    drop(socket);
+    assert_eq!(folder.files(), ["umf-a.lock", "umf-b"], "another socket");
+    drop(next);
+}
+
+/// A process whose table of descriptors is full removes its files when it ends.
+#[test]
+fn exit_without_descriptors_removes_files() {
+    let folder = Folder::new();
+    // SAFETY: the child binds, takes all descriptors, and exits; glibc's allocator works in a forked
+    // child.
+    let pid = unsafe { libc::fork() };
+    assert!(pid >= 0);
+    if pid == 0 {
+        let limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        let socket = folder.directory().bind("umf-a", MODE, 4);
+        // SAFETY: `limit` is valid for the read.
+        unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) };
+        let is_bound = matches!(socket, Ok(Some(_)));
+        core::mem::forget(socket);
+        // SAFETY: no other thread runs in the child.
+        unsafe { libc::exit(i32::from(!is_bound)) };
+    }
+    let mut status = 0;
+    // SAFETY: `status` is valid for the write.
+    assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+    assert_eq!(status, 0);
+    assert_eq!(folder.files(), [""; 0]);
+}
+
 #[test]
 fn other_files_under_a_name_are_not_followed() {
     let folder = Folder::new();
