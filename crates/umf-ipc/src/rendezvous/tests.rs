@@ -432,6 +432,20 @@ fn drop_removes_files_in_a_changed_directory() {
     drop(next);
 }
 
+/// A socket whose lock file another program has removed is counted, and stays.
+#[test]
+fn socket_without_lock_file_is_counted() {
+    let folder = Folder::new();
+    let socket = folder.directory().bind("umf-a", MODE, 4).unwrap().unwrap();
+    let other = folder.directory().bind("umf-b", MODE, 4).unwrap().unwrap();
+    std::fs::remove_file(folder.path().join("umf-a.lock")).unwrap();
+    let expected = Leftovers { alive: 1, unknown: 1, ..Leftovers::default() };
+    assert_eq!(folder.visit("umf-", usize::MAX, leftovers::test), expected);
+    assert_eq!(folder.remove_leftovers(), expected);
+    assert_eq!(folder.files(), ["umf-a", "umf-b", "umf-b.lock"]);
+    drop((socket, other));
+}
+
 /// A process whose table of descriptors is full removes its files when it ends.
 #[test]
 fn exit_without_descriptors_removes_files() {
