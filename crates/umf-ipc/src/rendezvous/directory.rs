@@ -45,10 +45,12 @@ pub enum NameState {
 }
 
 impl Directory {
-    /// Returns the directory at `path`. The first operation checks it.
+    /// Returns the directory at `path`, from the working directory of now if it is relative. The
+    /// first operation checks it.
     #[must_use]
     pub fn new(path: impl Into<PathBuf>) -> Self {
-        Self { path: path.into() }
+        let path = path.into();
+        Self { path: std::path::absolute(&path).unwrap_or(path) }
     }
 
     /// Returns the path.

@@ -432,6 +432,22 @@ fn drop_removes_files_in_a_changed_directory() {
     drop(next);
 }
 
+/// A program that changes its working directory keeps its directory of sockets.
+#[test]
+fn relative_path_survives_a_change_of_the_working_directory() {
+    let folder = Folder::new();
+    let pid = child(|| {
+        std::env::set_current_dir(folder.path()).unwrap();
+        let directory = Directory::new(".");
+        let socket = directory.bind("umf-a", MODE, 4).unwrap().unwrap();
+        std::env::set_current_dir("/").unwrap();
+        assert_eq!(directory.state("umf-a"), Ok(NameState::Alive));
+        drop(socket);
+        assert_eq!(folder.files(), [""; 0]);
+    });
+    kill(pid);
+}
+
 /// A socket whose lock file another program has removed is counted, and stays.
 #[test]
 fn socket_without_lock_file_is_counted() {
