@@ -242,6 +242,46 @@ fn squatter_on_a_name_learns_nothing() {
     importer.check("m", 6);
 }
 
+/// The error names what became of a socket: removed, replaced by another file, or taken by a process
+/// that does not answer after the producer has ended.
+#[test]
+fn lost_socket_is_named_as_the_cause() {
+    let folder = directory(0o700);
+    let directory_only = |spawn: Spawn| spawn.env("UMF_IPC_EXCHANGE", "directory");
+    let mut producer = directory_only(with(folder.path(), "same-user")).start();
+    producer.ok("pool p shared");
+    let handle = block(&mut producer, "b", 5);
+    let name = files(&folder).into_iter().find(|name| !name.contains('.')).unwrap();
+    let socket = folder.path().join(&name);
+    let mut importer = directory_only(with(folder.path(), "same-user")).start();
+    let mut expect = |cause: &str| {
+        let message = importer.fails(&format!("open {handle} -> m"), "NotPermitted");
+        assert!(message.contains(cause), "{message}");
+    };
+    std::fs::remove_file(&socket).unwrap();
+    expect("another program has removed or renamed it");
+    std::fs::write(&socket, "").unwrap();
+    expect("another program has replaced the socket");
+    std::fs::remove_file(&socket).unwrap();
+    let _other = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    expect("another program has replaced the socket");
+    producer.finish();
+    assert!(files(&folder).is_empty(), "{:?}", files(&folder));
+
+    // In containers nothing but the lock shows that the producer has ended.
+    const TEST: &str = "lost_socket_is_named_as_the_cause";
+    let Some(mut producer) = in_container(TEST, folder.path(), rule()) else { return };
+    producer.ok("pool p shared");
+    let handle = block(&mut producer, "b", 5);
+    let Some(mut importer) = in_container(TEST, folder.path(), rule()) else { return };
+    importer.ok("importer");
+    let name = files(&folder).into_iter().find(|name| !name.contains('.')).unwrap();
+    producer.kill();
+    std::fs::remove_file(folder.path().join(&name)).unwrap();
+    let _silent = Squatter::bind(&folder.path().join(&name));
+    importer.fails(&format!("open {handle} -> m"), "ProducerGone");
+}
+
 /// A socket that another process has bound at the name of a producer.
 struct Squatter(std::os::fd::OwnedFd);
 

@@ -91,9 +91,16 @@ fn sockets(out: &mut String, directory: &Directory, dry_run: bool) {
                 found.removed, found.alive
             );
             for (count, what) in [
-                (found.foreign, "of ended processes of other users STAY (run as that user, or as root)"),
+                (
+                    found.foreign,
+                    "of ended processes STAY: of another user, or in a read-only directory (run as that user or root, \
+                     where it is writable)",
+                ),
                 (found.read_locked, "of ended processes STAY: another process has a read lock (/proc/locks)"),
-                (found.unknown, "STAY: their locks cannot be tested here"),
+                (
+                    found.unknown,
+                    "STAY: their locks cannot be tested here, or another program has removed them",
+                ),
                 (
                     found.other_boots,
                     "of other boots or machines STAY (if no other machine uses the directory, remove them)",

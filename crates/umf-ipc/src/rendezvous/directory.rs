@@ -4,7 +4,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -12,7 +12,7 @@ use umf_sync::{failpoint, fork};
 
 use super::error::{DirectoryError, DirectoryResult as Result};
 use super::exit;
-use super::lock::{self, HeldLock, LockFile, Record, identity_at};
+use super::lock::{self, HeldLock, LockFile, Record};
 use umf_os::{CloseOnFork, FileIdentity, SystemResult};
 
 /// Suffix of a socket that does not listen yet.
@@ -45,10 +45,12 @@ pub enum NameState {
 }
 
 impl Directory {
-    /// Returns the directory at `path`. The first operation checks it.
+    /// Returns the directory at `path`, from the working directory of now if it is relative. The
+    /// first operation checks it.
     #[must_use]
     pub fn new(path: impl Into<PathBuf>) -> Self {
-        Self { path: path.into() }
+        let path = path.into();
+        Self { path: std::path::absolute(&path).unwrap_or(path) }
     }
 
     /// Returns the path.
@@ -61,7 +63,7 @@ impl Directory {
     #[must_use]
     pub fn is_writable(&self) -> bool {
         let access = rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK;
-        rustix::fs::accessat(rustix::fs::CWD, &self.path, access, AtFlags::EACCESS).is_ok()
+        rustix::fs::accessat(CWD, &self.path, access, AtFlags::EACCESS).is_ok()
     }
 
     /// Checks that the directory exists, and that other users cannot replace what is in it.
@@ -137,8 +139,8 @@ impl Directory {
         Ok(lock.map(|lock| NamedLock {
             directory: self.clone(),
             name: name.to_owned(),
-            lock,
-            has_socket: false,
+            files: BoundFiles { lock: lock.identity(), socket: None, has_socket: false },
+            _lock: lock,
             generation: fork::generation(),
         }))
     }
@@ -199,7 +201,14 @@ impl Directory {
         Ok(None)
     }
 
-    fn listen(&self, directory: &OwnedFd, name: &str, mode: u32, backlog: i32) -> Result<CloseOnFork> {
+    /// Binds a socket and listens. Returns it with the identity of its file.
+    fn listen(
+        &self,
+        directory: &OwnedFd,
+        name: &str,
+        mode: u32,
+        backlog: i32,
+    ) -> Result<(CloseOnFork, FileIdentity)> {
         let new = format!("{name}{NEW}");
         let error = |operation| self.failed(operation);
         match rustix::fs::unlinkat(directory, &new, AtFlags::empty()) {
@@ -217,8 +226,10 @@ impl Directory {
         rustix::fs::chmodat(directory, &new, mode, AtFlags::empty()).map_err(error("chmod of a socket"))?;
         rustix::net::listen(&socket, backlog).map_err(error("listen"))?;
         failpoint!("directory.listening");
+        let identity =
+            lock::identity_at(directory, &new, FileType::Socket).map_err(error("stat of a socket"))?;
         rustix::fs::renameat(directory, &new, directory, name).map_err(error("renaming a socket"))?;
-        Ok(socket)
+        Ok((socket, identity))
     }
 
     /// Returns the address of the file `name`.
@@ -331,15 +342,44 @@ impl Directory {
     }
 }
 
-/// Removes the files of a name whose lock this process holds, unless its lock file is another one
-/// by now.
-pub(super) fn remove_files(directory: &OwnedFd, name: &str, lock: FileIdentity, has_socket: bool) {
-    let lock_file = lock::name_of(name);
-    if identity_at(directory, &lock_file) != Ok(lock) {
-        return;
-    }
-    for file in [name, &lock_file].into_iter().skip(usize::from(!has_socket)) {
-        let _ = rustix::fs::unlinkat(directory, file, AtFlags::empty());
+/// The files of a name whose lock this process holds.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct BoundFiles {
+    /// The lock file.
+    pub(super) lock: FileIdentity,
+    /// The socket that this process has bound.
+    pub(super) socket: Option<FileIdentity>,
+    /// Whether the name may have a socket, of this process or of an ended one.
+    pub(super) has_socket: bool,
+}
+
+impl BoundFiles {
+    /// Removes the files, unless the lock file is another one by now. If another program has
+    /// removed the lock file, removes the socket that this process has bound.
+    ///
+    /// Goes by paths: this needs no descriptor, and works in a directory that has become unsuitable.
+    pub(super) fn remove(&self, directory: &Directory, name: &str) {
+        let path = |file: &str| directory.path.join(file);
+        let remove = |path: &Path| {
+            let _ = rustix::fs::unlink(path);
+        };
+        let (socket, lock) = (path(name), path(&lock::name_of(name)));
+        match lock::identity_at(CWD, &lock, FileType::RegularFile) {
+            Ok(found) if found == self.lock => {
+                if self.has_socket {
+                    remove(&socket);
+                }
+                remove(&lock);
+            }
+            Err(Errno::NOENT)
+                if self
+                    .socket
+                    .is_some_and(|own| lock::identity_at(CWD, &socket, FileType::Socket) == Ok(own)) =>
+            {
+                remove(&socket);
+            }
+            _ => {}
+        }
     }
 }
 
@@ -354,9 +394,9 @@ const fn lock_mode(socket_mode: u32) -> u32 {
 pub struct NamedLock {
     directory: Directory,
     name: String,
-    lock: HeldLock,
-    /// Whether the name may have a socket.
-    has_socket: bool,
+    files: BoundFiles,
+    /// Released after the files are removed.
+    _lock: HeldLock,
     /// [`fork::generation`] of the process that acquired it.
     generation: u32,
 }
@@ -365,10 +405,11 @@ impl NamedLock {
     /// Binds a socket with this mode to the name, and listens.
     fn listen(mut self, mode: u32, backlog: i32) -> Result<NamedSocket> {
         let directory = self.directory.open(OFlags::PATH)?;
-        self.has_socket = true;
+        self.files.has_socket = true;
         match self.directory.listen(&directory, &self.name, mode, backlog) {
-            Ok(listener) => {
-                exit::add(&self.directory, &self.name, self.lock.identity());
+            Ok((listener, socket)) => {
+                self.files.socket = Some(socket);
+                exit::add(&self.directory, &self.name, self.files);
                 failpoint!("directory.bound");
                 Ok(NamedSocket { listener: Some(listener), lock: self })
             }
@@ -385,11 +426,10 @@ impl Drop for NamedLock {
         if self.generation != fork::generation() {
             return;
         }
-        if self.has_socket {
-            exit::forget(self.lock.identity());
+        if self.files.has_socket {
+            exit::forget(self.files.lock);
         }
-        let Ok(directory) = self.directory.open(OFlags::PATH) else { return };
-        remove_files(&directory, &self.name, self.lock.identity(), self.has_socket);
+        self.files.remove(&self.directory, &self.name);
         failpoint!("directory.unbound");
     }
 }

@@ -74,7 +74,7 @@ pub enum DirectoryError {
         errno: Errno,
     },
     /// The kernel refuses an operation.
-    #[error("{operation} in the directory {} is not permitted ({errno}); {remedy}", path.display())]
+    #[error("cannot use the directory {}: {operation} is not permitted ({errno}); {remedy}", path.display())]
     NotPermitted {
         /// The directory.
         path: PathBuf,
@@ -86,7 +86,7 @@ pub enum DirectoryError {
         remedy: &'static str,
     },
     /// Another error of the kernel.
-    #[error("{operation} in the directory {} failed: {errno}{hint}", path.display())]
+    #[error("cannot use the directory {}: {operation} failed: {errno}; {hint}", path.display())]
     System {
         /// The directory.
         path: PathBuf,
@@ -94,7 +94,7 @@ pub enum DirectoryError {
         operation: &'static str,
         /// The error.
         errno: Errno,
-        /// What to do; empty if nothing is known.
+        /// What to do.
         hint: &'static str,
     },
 }
@@ -111,12 +111,20 @@ impl DirectoryError {
             Errno::ROFS => "mount the volume writable (without :ro, or with readOnly: false)",
             _ => {
                 let hint = match errno {
-                    Errno::NOSPC | Errno::DQUOT => "; free space or inodes in that file system",
-                    Errno::NAMETOOLONG => "; use a shorter path, or mount /proc",
+                    Errno::NOSPC | Errno::DQUOT => "free space or inodes in that file system",
+                    Errno::NAMETOOLONG => "use a shorter path, or mount /proc",
                     Errno::NOLCK | Errno::NOSYS | Errno::NODEV | Errno::OPNOTSUPP => {
-                        "; its file system has no locks, sockets or shared mappings: use tmpfs or a local file system"
+                        "its file system has no locks, sockets or shared mappings: use tmpfs or a local file system"
                     }
-                    _ => "",
+                    Errno::NOTSOCK | Errno::LOOP | Errno::PROTOTYPE => {
+                        "another program has replaced the socket: let only trusted users write to the directory, and \
+                         start again the process that had it"
+                    }
+                    Errno::MFILE => "raise RLIMIT_NOFILE (ulimit -n), or close descriptors",
+                    Errno::NOENT => {
+                        "the directory was removed, or its file system makes no files: use tmpfs or a local file system"
+                    }
+                    _ => "try another directory, on tmpfs or a local file system",
                 };
                 return Self::System { path, operation, errno, hint };
             }

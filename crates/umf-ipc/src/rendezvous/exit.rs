@@ -3,19 +3,17 @@
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use rustix::fs::OFlags;
 use umf_os::FileIdentity;
 use umf_sync::{Lock, fork};
 
-use super::directory::{Directory, remove_files};
+use super::directory::{BoundFiles, Directory};
 
 /// A name with a socket.
 #[derive(Debug)]
 struct BoundName {
     directory: Directory,
     name: String,
-    /// The lock file.
-    lock: FileIdentity,
+    files: BoundFiles,
     /// [`fork::generation`] of the process that bound it.
     generation: u32,
 }
@@ -23,20 +21,20 @@ struct BoundName {
 static NAMES: Lock<Vec<BoundName>> = Lock::new(Vec::new());
 
 /// Adds a name that this process has bound.
-pub(super) fn add(directory: &Directory, name: &str, lock: FileIdentity) {
+pub(super) fn add(directory: &Directory, name: &str, files: BoundFiles) {
     static IS_REGISTERED: AtomicBool = AtomicBool::new(false);
     // A forked child inherits the registration.
     if !IS_REGISTERED.swap(true, Ordering::Relaxed) && !umf_os::process::at_exit(remove_all) {
         tracing::debug!("no memory to register a function for exit: sockets in directories stay");
     }
     let generation = fork::generation();
-    let bound = BoundName { directory: directory.clone(), name: name.to_owned(), lock, generation };
+    let bound = BoundName { directory: directory.clone(), name: name.to_owned(), files, generation };
     NAMES.lock().push(bound);
 }
 
 /// Removes a name that was dropped.
 pub(super) fn forget(lock: FileIdentity) {
-    NAMES.lock().retain(|bound| bound.lock != lock);
+    NAMES.lock().retain(|bound| bound.files.lock != lock);
 }
 
 /// Removes the files of all names. Other threads may still run. This process holds the locks, so
@@ -44,8 +42,6 @@ pub(super) fn forget(lock: FileIdentity) {
 extern "C" fn remove_all() {
     let Some(names) = NAMES.try_lock() else { return };
     for bound in names.iter().filter(|bound| bound.generation == fork::generation()) {
-        if let Ok(directory) = bound.directory.open(OFlags::PATH) {
-            remove_files(&directory, &bound.name, bound.lock, true);
-        }
+        bound.files.remove(&bound.directory, &bound.name);
     }
 }

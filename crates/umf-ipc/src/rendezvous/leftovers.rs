@@ -2,13 +2,13 @@
 
 use std::os::fd::OwnedFd;
 
-use rustix::fs::{AtFlags, OFlags};
+use rustix::fs::{AtFlags, FileType, OFlags};
 use rustix::io::Errno;
 use umf_sync::failpoint;
 
 use super::directory::{Directory, NEW};
 use super::error::DirectoryResult as Result;
-use super::lock::{self, LockFile, Record};
+use super::lock::{self, LockFile, Record, identity_at};
 use crate::transfer::socket::{DIRECTORY_FAMILY, directory_prefix};
 
 /// The most entries that a process reads in a directory before it binds a name there. The others
@@ -24,13 +24,13 @@ pub struct Leftovers {
     /// Names of running processes.
     pub alive: u64,
     /// Names of ended processes whose files this process may not remove: another user's, in a
-    /// directory with the sticky bit.
+    /// directory with the sticky bit, or in one that is read-only.
     pub foreign: u64,
     /// Names of ended processes on whose lock files another process has a read lock. They can
     /// neither be removed nor taken until that process unlocks them or ends.
     pub read_locked: u64,
     /// Names whose owner this process cannot know: their lock files are seen through another file
-    /// system, or are unreadable.
+    /// system, are unreadable, or were removed by another program.
     pub unknown: u64,
     /// Names of other prefixes of umf: of another boot or machine.
     pub other_boots: u64,
@@ -74,11 +74,12 @@ pub(super) fn visit(
     act: impl Fn(&OwnedFd, &str) -> Outcome,
 ) -> Result<Leftovers> {
     let mut found = Leftovers::default();
-    let mut names = Vec::new();
+    let (mut names, mut sockets) = (Vec::new(), Vec::new());
     directory.list(most, |entry| {
         match entry.strip_suffix(lock::SUFFIX).filter(|name| name.starts_with(family)) {
             Some(name) if name.starts_with(prefix) => names.push(name.to_owned()),
             Some(_) => found.other_boots += 1,
+            None if entry.starts_with(prefix) => sockets.push(entry.to_owned()),
             None => {}
         }
     })?;
@@ -93,7 +94,15 @@ pub(super) fn visit(
             Outcome::Unknown => found.unknown += 1,
         }
     }
+    found.unknown += sockets.iter().filter(|name| has_lost_lock(&folder, name)).count() as u64;
     Ok(found)
+}
+
+/// Returns whether a name has a socket and no lock file. A process makes the lock file first and
+/// removes it last.
+fn has_lost_lock(directory: &OwnedFd, name: &str) -> bool {
+    let has_no_lock = identity_at(directory, lock::name_of(name), FileType::RegularFile) == Err(Errno::NOENT);
+    has_no_lock && !name.ends_with(NEW) && identity_at(directory, name, FileType::Socket).is_ok()
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,8 +138,9 @@ pub(super) fn remove_if_dead(directory: &OwnedFd, name: &str) -> Outcome {
         Ok(file) => file,
         // Another process removed it meanwhile.
         Err(Errno::NOENT) => return Outcome::Removed,
-        // Another user's. Reading may be permitted, and with it a test of the lock.
-        Err(Errno::ACCESS | Errno::PERM) => {
+        // Another user's, or in a read-only directory. Reading may be permitted, and with it a test
+        // of the lock.
+        Err(Errno::ACCESS | Errno::PERM | Errno::ROFS) => {
             return match test(directory, name) {
                 Outcome::Removed => Outcome::Foreign,
                 other => other,

@@ -4,6 +4,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use rustix::fs::{Access, AtFlags, CWD, FileType, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
+use rustix::path::Arg;
 use umf_sync::failpoint;
 use umf_sync::fork::{ForkGuard, Outer};
 
@@ -159,7 +160,7 @@ impl LockFile {
 
     /// Returns whether `name` in a directory is still this file.
     pub(super) fn is_at(&self, directory: impl AsFd, name: &str) -> bool {
-        identity_at(directory, name) == Ok(self.identity)
+        identity_at(directory, name, FileType::RegularFile) == Ok(self.identity)
     }
 
     /// Returns the permissions of the file.
@@ -238,10 +239,13 @@ impl HeldLock {
     }
 }
 
-/// Returns the identity of a regular file in a directory.
-pub(super) fn identity_at(directory: impl AsFd, name: &str) -> Result<FileIdentity> {
+/// Returns the identity of a file of this type in a directory.
+///
+/// # Errors
+/// Those of `fstatat(2)`; `EOPNOTSUPP` if the file has another type.
+pub(super) fn identity_at(directory: impl AsFd, name: impl Arg, wanted: FileType) -> Result<FileIdentity> {
     let found = rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW)?;
-    if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile {
+    if FileType::from_raw_mode(found.st_mode) != wanted {
         return Err(Errno::OPNOTSUPP);
     }
     Ok(FileIdentity { device: found.st_dev, inode: found.st_ino })

@@ -397,6 +397,96 @@ fn unsuitable_directory_is_refused_with_the_reason() {
     }
 }
 
+/// Between bind and drop the directory becomes unsuitable, or another program removes the lock file.
+#[test]
+fn drop_removes_files_in_a_changed_directory() {
+    let folder = Folder::new();
+    let directory = folder.directory();
+    let bind = |name| directory.bind(name, MODE, 4).unwrap().unwrap();
+    let path = |file: &str| folder.path().join(file);
+
+    let socket = bind("umf-a");
+    std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o777)).unwrap();
+    drop(socket);
+    assert_eq!(folder.files(), [""; 0], "a directory that all users can write");
+    std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o700)).unwrap();
+
+    let socket = bind("umf-a");
+    std::fs::remove_file(path("umf-a.lock")).unwrap();
+    drop(socket);
+    assert_eq!(folder.files(), [""; 0], "without the lock file");
+
+    // Another process has the name by now.
+    let socket = bind("umf-a");
+    for file in ["umf-a", "umf-a.lock"] {
+        std::fs::remove_file(path(file)).unwrap();
+    }
+    let next = bind("umf-a");
+    drop(socket);
+    assert_eq!(folder.files(), ["umf-a", "umf-a.lock"]);
+    let socket = bind("umf-b");
+    std::fs::remove_file(path("umf-b.lock")).unwrap();
+    std::fs::rename(path("umf-a"), path("umf-b")).unwrap();
+    drop(socket);
+    assert_eq!(folder.files(), ["umf-a.lock", "umf-b"], "another socket");
+    drop(next);
+}
+
+/// A program that changes its working directory keeps its directory of sockets.
+#[test]
+fn relative_path_survives_a_change_of_the_working_directory() {
+    let folder = Folder::new();
+    let pid = child(|| {
+        std::env::set_current_dir(folder.path()).unwrap();
+        let directory = Directory::new(".");
+        let socket = directory.bind("umf-a", MODE, 4).unwrap().unwrap();
+        std::env::set_current_dir("/").unwrap();
+        assert_eq!(directory.state("umf-a"), Ok(NameState::Alive));
+        drop(socket);
+        assert_eq!(folder.files(), [""; 0]);
+    });
+    kill(pid);
+}
+
+/// A socket whose lock file another program has removed is counted, and stays.
+#[test]
+fn socket_without_lock_file_is_counted() {
+    let folder = Folder::new();
+    let socket = folder.directory().bind("umf-a", MODE, 4).unwrap().unwrap();
+    let other = folder.directory().bind("umf-b", MODE, 4).unwrap().unwrap();
+    std::fs::remove_file(folder.path().join("umf-a.lock")).unwrap();
+    let expected = Leftovers { alive: 1, unknown: 1, ..Leftovers::default() };
+    assert_eq!(folder.visit("umf-", usize::MAX, leftovers::test), expected);
+    assert_eq!(folder.remove_leftovers(), expected);
+    assert_eq!(folder.files(), ["umf-a", "umf-b", "umf-b.lock"]);
+    drop((socket, other));
+}
+
+/// A process whose table of descriptors is full removes its files when it ends.
+#[test]
+fn exit_without_descriptors_removes_files() {
+    let folder = Folder::new();
+    // SAFETY: the child binds, takes all descriptors, and exits; glibc's allocator works in a forked
+    // child.
+    let pid = unsafe { libc::fork() };
+    assert!(pid >= 0);
+    if pid == 0 {
+        let limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        let socket = folder.directory().bind("umf-a", MODE, 4);
+        // SAFETY: `limit` is valid for the read.
+        unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) };
+        let is_bound = matches!(socket, Ok(Some(_)));
+        core::mem::forget(socket);
+        // SAFETY: no other thread runs in the child.
+        unsafe { libc::exit(i32::from(!is_bound)) };
+    }
+    let mut status = 0;
+    // SAFETY: `status` is valid for the write.
+    assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+    assert_eq!(status, 0);
+    assert_eq!(folder.files(), [""; 0]);
+}
+
 #[test]
 fn other_files_under_a_name_are_not_followed() {
     let folder = Folder::new();

@@ -2,6 +2,7 @@
 //! [`Mode::Directory`] of a [`FdChannel`].
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use umf_os::ReceivedFd;
@@ -10,10 +11,15 @@ use umf_sync::Lock;
 
 use super::{Failure, FdChannel, RemoteFd, refused};
 use crate::Error;
-use crate::rendezvous::{Directory, DirectoryError, NameState};
+use crate::identity::Nonce;
+use crate::rendezvous::{Directory, DirectoryError, DirectoryResult, NameState};
 use crate::transfer::socket::client::{Answer, Client, Target};
 use crate::transfer::socket::directory_name;
 use crate::transfer::{Mode, diagnosis};
+
+/// How long the lock of a producer that does not listen may be held before the producer counts as
+/// running.
+const EXIT_PATIENCE: Duration = Duration::from_millis(50);
 
 /// A socket of the producer.
 #[derive(Debug)]
@@ -97,8 +103,15 @@ impl FdChannel {
         match (self.ask(socket, wanted), &socket.target.directory) {
             (Ok(Answer::Directory(error)), _) => Err(directory_refused(&error)),
             (Ok(answer), _) => self.fd_of_answer(mode, answer, wanted),
-            (Err(Errno::CONNREFUSED | Errno::NOENT), Some(directory)) => {
-                Err(self.not_in_directory(socket, directory))
+            (Err(errno @ (Errno::CONNREFUSED | Errno::NOENT)), Some(directory)) => {
+                Err(self.not_in_directory(socket, directory, errno))
+            }
+            // Another process has taken the name of a producer that ended.
+            (Err(errno), Some(directory))
+                if !matches!(errno, Errno::MFILE | Errno::NFILE | Errno::NOMEM)
+                    && state_after_exit(directory, socket.target.nonce) == Ok(NameState::Dead) =>
+            {
+                Err(Failure::Final(Error::ProducerGone { pid: self.pid }))
             }
             (Err(errno), _) => Err(self.failure_of_request(mode, errno)),
         }
@@ -218,13 +231,13 @@ impl FdChannel {
 
     /// Returns the failure of a name in the directory that does not exist, or that no process
     /// answers.
-    fn not_in_directory(&self, socket: &SocketClient, directory: &Directory) -> Failure {
+    fn not_in_directory(&self, socket: &SocketClient, directory: &Directory, errno: Errno) -> Failure {
         let gone = Failure::Final(Error::ProducerGone { pid: self.pid });
         if self.has_ended_by_pidfd() || socket.answered.load(Ordering::Relaxed) {
             return gone;
         }
         let path = directory.path().display();
-        match directory.state(&directory_name(socket.target.nonce)) {
+        match state_after_exit(directory, socket.target.nonce) {
             Ok(NameState::Dead) => gone,
             Ok(NameState::Absent) => refused(
                 Mode::Directory,
@@ -233,6 +246,14 @@ impl FdChannel {
                      it answers"
                 ),
                 diagnosis::MOUNT_DIRECTORY,
+            ),
+            Ok(NameState::Alive) if errno == Errno::NOENT => refused(
+                Mode::Directory,
+                format!(
+                    "the producer runs, and its socket in {path} is gone: another program has removed or renamed it, or \
+                     the producer is ending"
+                ),
+                "let only umf change files named umf-* there, and start the producer again for a new socket",
             ),
             Ok(NameState::Alive) => refused(
                 Mode::Directory,
@@ -251,6 +272,19 @@ impl FdChannel {
             ),
             Err(error) => directory_refused(&error),
         }
+    }
+}
+
+/// Returns the state of a producer's name. A process that is ending closes its socket before its
+/// lock is free, so this waits a moment while the lock is held.
+fn state_after_exit(directory: &Directory, nonce: Nonce) -> DirectoryResult<NameState> {
+    let (name, begun) = (directory_name(nonce), Instant::now());
+    loop {
+        let state = directory.state(&name)?;
+        if state != NameState::Alive || begun.elapsed() >= EXIT_PATIENCE {
+            return Ok(state);
+        }
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 
