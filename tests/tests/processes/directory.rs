@@ -5,6 +5,7 @@
 use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::time::Duration;
 
 use tempfile::TempDir;
 use umf::Handle;
@@ -12,7 +13,7 @@ use umf::ipc::inspect::{OwnerStatus, Search};
 use umf::ipc::rendezvous::Directory;
 use umf_tests::domain::name;
 use umf_tests::forge::{self, field};
-use umf_tests::{Actor, ProcessSnapshot, Spawn, command, machine, spawn};
+use umf_tests::{Actor, Patience, ProcessSnapshot, Spawn, command, machine, spawn};
 
 const SIZE: u64 = 65536;
 
@@ -110,6 +111,9 @@ fn ranks_in_containers_share_memory_over_a_directory() {
         assert_eq!(rank.ok("drain 5000"), "0");
         let address = &addresses[index];
         assert_eq!(rank.ok(&format!("reused p {SIZE} {address} 600")), "yes");
+        // A rank closes the connections of killed ranks when it sees their end.
+        let mut patience = Patience::new(Duration::from_secs(10));
+        while ProcessSnapshot::of(rank).fds != clean[index].fds && patience.sleep() {}
         assert_eq!(ProcessSnapshot::of(rank).fds, clean[index].fds);
     }
     // The next process of this boot removes what the killed ones have left.
@@ -229,7 +233,7 @@ fn squatter_on_a_name_learns_nothing() {
     let mut importer = with(folder.path(), "handle").env("UMF_IPC_EXCHANGE", "directory").start();
     importer.send(&format!("open {handle} -> m"));
     let received = squatter.answer();
-    let failure = importer.answer(std::time::Duration::from_secs(10)).unwrap_err();
+    let failure = importer.answer(Duration::from_secs(10)).unwrap_err();
     assert!(failure.message.contains("does not have the key of the handle"), "{failure}");
     let key = &handle.to_bytes()[field::KEY];
     assert_eq!(received.len(), 40, "the hello alone");
@@ -523,7 +527,7 @@ fn directory_that_cannot_be_listed_works() {
     let address = one.ok("link-bind end");
     one.send("link-accept end 30000 -> link");
     other.ok(&format!("link-connect {address} 30000 -> link"));
-    one.answer(std::time::Duration::from_secs(60)).unwrap();
+    one.answer(Duration::from_secs(60)).unwrap();
     one.finish();
     other.finish();
     assert!(files(&folder).is_empty(), "{:?}", files(&folder));
