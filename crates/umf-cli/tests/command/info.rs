@@ -529,8 +529,13 @@ fn no_child_outlives_killed_info() {
     // Orphans become children of this process: not every init reaps them at once.
     // SAFETY: sets an attribute of this process, and touches no memory.
     assert_eq!(unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) }, 0);
+    // A killed process leaves its folder for sockets.
+    let folder = std::env::temp_dir().join(format!("umf-info-killed-{}", std::process::id()));
+    std::fs::create_dir(&folder).unwrap();
     for step in 0..24 {
-        let mut child = umf(&["info"]).process_group(0).stdout(Stdio::null()).spawn().unwrap();
+        let mut command = umf(&["info"]);
+        command.env("TMPDIR", &folder).process_group(0).stdout(Stdio::null());
+        let mut child = command.spawn().unwrap();
         std::thread::sleep(Duration::from_micros(500 * step));
         child.kill().unwrap();
         child.wait().unwrap();
@@ -541,6 +546,7 @@ fn no_child_outlives_killed_info() {
             std::thread::sleep(Duration::from_millis(1));
         }
     }
+    std::fs::remove_dir_all(&folder).unwrap();
 }
 
 #[test]
