@@ -27,6 +27,8 @@ use crate::{Error, Link, LinkAddress, LinkSettings, Result, sys};
 pub(crate) const PACKET_SIZE: usize = 64;
 const MAGIC: [u8; 4] = *b"UMFK";
 const VERSION: u16 = 3;
+/// The time that [`Endpoint::serve`] waits after an error, such as a lack of descriptors.
+const ERROR_DELAY: Duration = Duration::from_millis(20);
 
 /// Kinds of packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -344,6 +346,20 @@ impl Endpoint {
     pub(crate) fn close(&self) {
         self.is_closed.store(true, Ordering::Release);
         let _ = rustix::net::shutdown(self.listener.socket().as_fd(), rustix::net::Shutdown::Both);
+    }
+
+    /// Accepts connections until the endpoint is closed: the work of a thread.
+    pub(crate) fn serve(&self, welcome: impl Fn(PendingConnection) -> Result<()>) {
+        loop {
+            let pending = self.pending(None, None);
+            if self.is_closed.load(Ordering::Acquire) {
+                return;
+            }
+            if let Err(error) = pending.and_then(&welcome) {
+                tracing::warn!(%error, "a process cannot be accepted");
+                std::thread::sleep(ERROR_DELAY);
+            }
+        }
     }
 
     /// Returns the address for processes that connect.

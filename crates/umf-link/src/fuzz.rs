@@ -13,7 +13,7 @@ use crate::channel::{Channel, InboxShared, PeerFiles, PeerProcess};
 use crate::endpoint::{Kind, Packet};
 use crate::layout::{self, CATALOG, FIRST, FIRST_PAYLOAD, LANE, NEXT, NEXT_PAYLOAD, Ring, slots};
 use crate::mesh::{self, Mesh};
-use crate::offer::{BLOCK, BlockRecord, GROWN, NAME, OFFER, Offer, REQUEST};
+use crate::offer::{BLOCK, BlockRecord, GROWN, MAX_LENGTH, NAME, OFFER, Offer, REQUEST};
 use crate::protocol::{self, Offered, SlotHeader};
 use crate::shared_files::{Bell, OwnCatalog, OwnFile, OwnLane, PeerCatalog, PeerLane};
 use crate::{ADDRESS_SIZE, Atomic, Destination, Element, Engine, Link, LinkAddress, LinkBuilder};
@@ -166,7 +166,8 @@ impl HostilePeer {
             }
             3 | 4 => {
                 let (index, number) = (form & 15, input.number() as u32);
-                let (length, address) = (input.number() % (1 << 18), input.number());
+                let most = if form & 8 == 0 { 1 << 18 } else { MAX_LENGTH };
+                let (length, address) = (input.number() % most, input.number());
                 let flags = input.number() & 0xff;
                 let first = u64::from(number) | u64::from(index) << 32 | flags << 40;
                 let ranges = match form >> 4 & 3 {

@@ -15,16 +15,15 @@ use umf_core::Access;
 
 use crate::buffer::Buffer;
 use crate::channel::{Channel, InboxShared};
-use crate::handles::{HandleTable, KnownHandles};
+use crate::handles::HandleTable;
 use crate::layout::{ANNOUNCE_ONLY, OFFERS, Ring};
 use crate::offer::{BLOCK, BlockRecord, IMMEDIATE, INLINE, NAME, OFFER, Offer, REQUEST};
-use crate::outgoing::Outgoing;
+use crate::peer::Peer;
 use crate::queue::{Body, DroppedRequest, Envelope, Matching, Queue, queued_size};
 use crate::receive::{FetchOutcome, Received, Receiving};
-use crate::requests::Requests;
-use crate::ring::{Reader, RecordHeader, Writer, unknown_kind};
-use crate::wait::{FRESH, Spin};
-use crate::{Engine, Error, LinkStatistics, Result, TagMatch, sys};
+use crate::ring::{RecordHeader, unknown_kind};
+use crate::wait::Spin;
+use crate::{Engine, Error, Result, TagMatch};
 
 /// The most records that a poll reads from one lane.
 const BUDGET: usize = 32;
@@ -36,95 +35,6 @@ const RECENT: usize = 4;
 const OVERRUN: usize = 256 << 10;
 /// Consecutive receives that read one lane only.
 const RECEIVES_BETWEEN_SWEEPS: u8 = 128;
-
-/// The state of one peer, in private memory.
-#[derive(Debug)]
-pub(crate) struct Peer {
-    pub channel: Arc<Channel>,
-    /// The number that receives match: the index of the peer, or in a mesh that of its process.
-    pub source: usize,
-    pub writer: Writer,
-    pub reader: Reader,
-    pub outgoing: Outgoing,
-    pub handles: KnownHandles,
-    pub requests: Requests,
-    /// The number of the latest attempt to fetch a message. Words of other attempts are ignored.
-    epoch: u16,
-    /// The message that is fetched through the bounce area of the peer's lane.
-    pub bouncing: Option<u64>,
-    pub statistics: LinkStatistics,
-    /// The time of the latest liveness check, in milliseconds.
-    checked: u64,
-    /// Messages in the queue, by the slot of their offer.
-    offers: Vec<u64>,
-    /// Bytes of messages that arrived although the peer was asked to announce only.
-    overrun: usize,
-    /// The error after which the lane is not read any more.
-    read_error: Option<Error>,
-}
-
-impl Peer {
-    fn new(channel: Arc<Channel>, source: usize) -> Self {
-        Self {
-            channel,
-            source,
-            writer: Writer::new(),
-            reader: Reader::new(),
-            outgoing: Outgoing::new(),
-            handles: KnownHandles::default(),
-            requests: Requests::new(),
-            epoch: 0,
-            bouncing: None,
-            statistics: LinkStatistics::default(),
-            checked: 0,
-            offers: Vec::new(),
-            overrun: 0,
-            read_error: None,
-        }
-    }
-
-    /// Returns a number for the next attempt, never 0.
-    pub(crate) const fn next_epoch(&mut self) -> u16 {
-        self.epoch = match self.epoch.wrapping_add(1) {
-            0 => 1,
-            epoch => epoch,
-        };
-        self.epoch
-    }
-
-    /// Fails if the peer is gone or has closed the link. Asks the kernel if the latest answer is
-    /// older than [`FRESH`].
-    #[inline]
-    pub(crate) fn check(&mut self) -> Result<()> {
-        self.channel.check_known()?;
-        if sys::coarse_milliseconds().wrapping_sub(self.checked) > FRESH {
-            return self.check_alive();
-        }
-        Ok(())
-    }
-
-    /// Whether the kernel has recently reported the peer as alive.
-    #[inline]
-    pub(crate) fn is_fresh(&self) -> bool {
-        let age = sys::coarse_milliseconds().wrapping_sub(self.checked);
-        age <= FRESH && self.channel.is_known_alive() && !self.channel.has_closed()
-    }
-
-    /// Stops reading the peer's lane. The next check returns the error.
-    pub(crate) fn set_read_error(&mut self, error: Error) {
-        self.read_error = Some(error);
-        self.checked = 0;
-    }
-
-    #[cold]
-    fn check_alive(&mut self) -> Result<()> {
-        if let Some(error) = &self.read_error {
-            return Err(error.clone());
-        }
-        self.checked = sys::coarse_milliseconds();
-        self.channel.check_alive()
-    }
-}
 
 /// The message for which a poll searches.
 #[derive(Clone, Copy)]
@@ -276,7 +186,7 @@ impl Inbox {
     fn poll_peer(&mut self, index: usize, wanted: &Wanted<'_>) -> Result<Option<Found>> {
         for _ in 0..BUDGET {
             let Some(peer) = &mut self.peers[index] else { return Ok(None) };
-            let Some(record) = peek(peer)? else { return Ok(None) };
+            let Some(record) = peer.peek()? else { return Ok(None) };
             let RecordHeader { kind, context, tag, length } = record;
             if kind == REQUEST {
                 self.serve_request(index, length)?;
@@ -531,7 +441,7 @@ impl Inbox {
             self.flush(index)?;
         }
         let peer = self.peer(index);
-        let Some(record) = peek(peer)? else { return Ok(false) };
+        let Some(record) = peer.peek()? else { return Ok(false) };
         match record.kind {
             REQUEST => self.serve_request(index, record.length)?,
             NAME if self.names.is_some() => self.read_name(index, record.length),
@@ -625,13 +535,4 @@ impl Inbox {
 /// Decodes the record of a block that is handed over.
 fn decode_block(channel: &Channel, words: &[u64]) -> Result<BlockRecord> {
     BlockRecord::decode(words).ok_or(channel.misbehaved("it hands over an impossible block"))
-}
-
-/// Returns the next record of a peer, if it has arrived.
-#[inline]
-pub(crate) fn peek(peer: &mut Peer) -> Result<Option<RecordHeader>> {
-    if let Some(error) = &peer.read_error {
-        return Err(error.clone());
-    }
-    peer.reader.peek(&peer.channel)
 }

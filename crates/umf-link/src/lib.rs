@@ -6,7 +6,7 @@
 //! ([`Link::hand_over`]). If a peer ends in any way, calls fail within a bounded time.
 //!
 //! ```text
-//! link       inbox  queue  wait     calls; progress on all lanes; tag queue; spin, yield, sleep
+//! link       inbox  peer  queue  wait  calls; progress on all lanes; tag queue; spin, yield, sleep
 //! endpoint   address contact        listening, connecting, the handshake; abstract or in a directory
 //! layout     shared_files channel   the shared memory: lanes, catalogs, bells
 //! protocol   ring                   lock-free protocols; records in a lane
@@ -50,6 +50,7 @@ mod memory;
 pub mod mesh;
 mod offer;
 mod outgoing;
+mod peer;
 mod protocol;
 mod queue;
 mod receive;

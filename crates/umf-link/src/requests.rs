@@ -13,9 +13,10 @@ use umf_sync::failpoint;
 
 use crate::buffer::Cursor;
 use crate::channel::Channel;
-use crate::inbox::{Inbox, Peer};
+use crate::inbox::Inbox;
 use crate::layout::{self, ANSWERS, REQUEST_BYTES, REQUESTS};
 use crate::offer::REQUEST;
+use crate::peer::Peer;
 use crate::protocol::Load;
 use crate::queue::Context;
 use crate::remote::{Direct, Transfer};

@@ -16,10 +16,11 @@ use crate::both::BackCopy;
 use crate::bounce;
 use crate::buffer::{Buffer, Cursor, Source};
 use crate::channel::Channel;
-use crate::inbox::{Inbox, Peer};
+use crate::inbox::Inbox;
 use crate::layout::{self, ANNOUNCE_ONLY, MAX_LOANS};
 use crate::offer::{BLOCK, BOUNCE, BlockRecord, COPY_BACK, IMMEDIATE, INLINE};
 use crate::outgoing::{BacklogEntry, OfferSlot, OutgoingSlot};
+use crate::peer::Peer;
 use crate::protocol::{self, Load};
 use crate::queue::Context;
 use crate::receive::impossible;
@@ -161,6 +162,11 @@ impl<'d> Sending<'d> {
         self
     }
 
+    /// Returns whether no part of it is in the lane yet.
+    pub(crate) const fn is_new(&self) -> bool {
+        matches!(self.state, SendState::New)
+    }
+
     /// Withdraws the message. Returns `false` if it was received or copied into a ring.
     fn withdraw(&mut self, channel: &Channel) -> bool {
         match core::mem::replace(&mut self.state, SendState::Done) {
@@ -194,7 +200,7 @@ impl Inbox {
         let sent =
             self.wait(Some(index), &mut limit, "sending", |inbox| inbox.poll_send(index, &mut sending));
         let Err(error) = sent else { return Ok(()) };
-        let is_new = matches!(sending.state, SendState::New);
+        let is_new = sending.is_new();
         let peer = self.peer(index);
         if !sending.withdraw(&peer.channel) {
             return Ok(());
@@ -213,29 +219,23 @@ impl Inbox {
     ) -> Result<SendRequest<'d>> {
         self.peer(index).check_open()?;
         self.flush(index)?;
-        let sending = Sending::new(tag, context, source, false);
-        self.start_sending(index, sending)
-    }
-
-    /// As [`Inbox::start_send`]. [`Inbox::flush`] was called.
-    pub(crate) fn start_sending<'d>(
-        &mut self,
-        index: usize,
-        mut sending: Sending<'d>,
-    ) -> Result<SendRequest<'d>> {
+        let mut sending = Sending::new(tag, context, source, false);
         if self.shared.settings.engine == Some(Engine::Inline) {
             // An `inline` message is sent in the ring only, so the call waits for space.
             let mut limit = self.limit();
             self.wait(Some(index), &mut limit, "sending", |inbox| inbox.poll_send(index, &mut sending))?;
-        } else if self.poll_send(index, &mut sending)?.is_none() && matches!(sending.state, SendState::New) {
-            let mut offer = self.describe(&sending.source.0, false)?;
-            offer.immediate = sending.immediate;
-            let (tag, context) = (sending.tag, sending.context);
+        } else if self.poll_send(index, &mut sending)?.is_none() && sending.is_new() {
+            let offer = self.describe(&sending.source.0, false)?;
             let placing = Arc::<AtomicU64>::default();
             sending.state = SendState::Queued(Arc::clone(&placing));
             self.peer(index).outgoing.backlog.push_back(BacklogEntry { tag, context, offer, placing });
         }
-        Ok(SendRequest { channel: Arc::clone(&self.peer(index).channel), peer: index, sending })
+        Ok(self.request(index, sending))
+    }
+
+    /// Returns the request of a message. Dropping it withdraws the message.
+    pub(crate) fn request<'d>(&mut self, index: usize, sending: Sending<'d>) -> SendRequest<'d> {
+        SendRequest { channel: Arc::clone(&self.peer(index).channel), peer: index, sending }
     }
 
     /// Makes progress with a message. Returns whether it was sent.
@@ -261,7 +261,7 @@ impl Inbox {
     /// Makes progress with a message, without waiting. Returns `Some` when it was sent.
     pub(crate) fn poll_send(&mut self, index: usize, sending: &mut Sending<'_>) -> Result<Option<()>> {
         self.flush(index)?;
-        if matches!(sending.state, SendState::New) {
+        if sending.is_new() {
             let (tag, buffer) = ((sending.tag, sending.context), &sending.source.0);
             if !self.peer(index).outgoing.backlog.is_empty() {
                 return Ok(None);

@@ -21,8 +21,6 @@ use crate::{Error, LinkAddress, LinkBuilder, Result};
 /// Words of a refusal: "connect later", or "the job has another size".
 const CONNECT_LATER: [u32; 4] = [1, 0, 0, 0];
 const OTHER_SIZE: u32 = 2;
-/// The time that the thread waits after an error, such as a lack of descriptors.
-const ERROR_DELAY: Duration = Duration::from_millis(20);
 
 /// The nonce of a process's catalog. Processes of two pid namespaces can have the same pid.
 pub(super) type Identity = u128;
@@ -52,7 +50,6 @@ struct RanksState {
     /// The number of links that were made with each rank.
     links: Vec<u32>,
     accepted: Vec<AcceptedLink>,
-    is_closed: bool,
 }
 
 #[derive(Debug)]
@@ -94,7 +91,7 @@ impl Ranks {
         let endpoint = Endpoint::listen(builder.clone(), LinkAddress::unique(&builder.settings)?)?;
         let address = endpoint.address().to_bytes();
         let (link_states, links) = (vec![LinkState::None; size], vec![0; size]);
-        let state = Mutex::new(RanksState { link_states, links, accepted: Vec::new(), is_closed: false });
+        let state = Mutex::new(RanksState { link_states, links, accepted: Vec::new() });
         let (inbox_shared, has_news) = (Arc::clone(&shared), AtomicBool::new(false));
         let inner = Arc::new(RanksShared {
             endpoint,
@@ -107,11 +104,13 @@ impl Ranks {
             membership,
         });
         let serving = Arc::clone(&inner);
-        let thread =
-            background::spawn(c"umf-ranks", 256 << 10, move || serving.serve()).map_err(|error| {
-                let errno = rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::AGAIN);
-                Error::system("starting the thread of a communicator")(errno)
-            })?;
+        let thread = background::spawn(c"umf-ranks", 256 << 10, move || {
+            serving.endpoint.serve(|pending| serving.welcome(pending));
+        })
+        .map_err(|error| {
+            let errno = rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::AGAIN);
+            Error::system("starting the thread of a communicator")(errno)
+        })?;
         let ended = |rank| {
             let membership = &inner.membership;
             let has_ended = |member: &Member| member.has_left || membership.is_gone(&member.address);
@@ -255,28 +254,13 @@ impl RanksShared {
         }
     }
 
-    fn serve(&self) {
-        loop {
-            let pending = self.endpoint.pending(None, None);
-            if self.state().is_closed {
-                return;
-            }
-            match pending {
-                Ok(pending) => self.welcome(pending),
-                Err(error) => {
-                    tracing::warn!(%error, "a rank cannot be accepted");
-                    std::thread::sleep(ERROR_DELAY);
-                }
-            }
-        }
-    }
-
-    fn welcome(&self, pending: PendingConnection) {
+    fn welcome(&self, pending: PendingConnection) -> Result<()> {
         let identity = pending.hello.catalog;
         let [is_rank, rank, size, links] = pending.hello.words;
         let (rank, size) = (rank as usize, size as usize);
         if is_rank != 1 || size != self.size || rank >= size || rank == self.own_rank {
-            return pending.refuse([OTHER_SIZE, self.size as u32, 0, 0]);
+            pending.refuse([OTHER_SIZE, self.size as u32, 0, 0]);
+            return Ok(());
         }
         let accepts = {
             let mut state = self.state();
@@ -294,21 +278,17 @@ impl RanksShared {
             accepts
         };
         if !accepts {
-            return pending.refuse(CONNECT_LATER);
+            pending.refuse(CONNECT_LATER);
+            return Ok(());
         }
-        let channel = match pending.welcome(&self.shared, &self.fds) {
-            Ok(channel) => channel.filter(|channel| endpoint::has_agreed(channel)),
-            Err(error) => {
-                tracing::warn!(%error, rank, "a rank cannot be accepted");
-                None
-            }
-        };
+        let channel = pending.welcome(&self.shared, &self.fds);
+        let channel = channel.map(|channel| channel.filter(|channel| endpoint::has_agreed(channel)));
         let mut state = self.state();
-        let Some(channel) = channel else {
+        let Ok(Some(channel)) = channel else {
             if state.link_states[rank] == LinkState::Linked(identity) {
                 state.link_states[rank] = LinkState::None;
             }
-            return;
+            return channel.map(drop);
         };
         state.links[rank] += 1;
         state.accepted.push((rank, channel));
@@ -316,6 +296,7 @@ impl RanksShared {
         failpoint!("link.rank_met");
         self.has_news.store(true, Ordering::Release);
         self.shared.bell.ring();
+        Ok(())
     }
 }
 
@@ -325,7 +306,6 @@ impl Drop for Ranks {
             // The thread exists in the parent only, and may hold the lock. Both fields are leaked.
             return;
         }
-        self.inner.state().is_closed = true;
         self.inner.endpoint.close();
         // SAFETY: `self` is being dropped, so neither field is used again.
         let (thread, inner) =

@@ -17,8 +17,6 @@ use crate::{Error, LinkAddress, LinkBuilder, Result};
 const MESH: [u32; 4] = [2, 0, 0, 0];
 /// The words of the refusal of any other process.
 const NOT_A_MESH: [u32; 4] = [1, 0, 0, 0];
-/// The time that the thread waits after an error, such as a lack of descriptors.
-const ERROR_DELAY: Duration = Duration::from_millis(20);
 /// The longest wait for the thread of another process, which accepts at once unless it is stopped.
 const CONNECT: Duration = Duration::from_secs(30);
 
@@ -30,7 +28,6 @@ struct Shared {
     accepted: Mutex<Vec<Arc<Channel>>>,
     /// Whether `accepted` has links. The thread rings the bell after it set this.
     has_news: AtomicBool,
-    is_closed: AtomicBool,
 }
 
 /// The endpoint of a mesh with its thread.
@@ -51,10 +48,12 @@ impl Acceptor {
             fds,
             accepted: Mutex::default(),
             has_news: AtomicBool::new(false),
-            is_closed: AtomicBool::new(false),
         });
         let serving = Arc::clone(&inner);
-        let thread = background::spawn(c"umf-mesh", 256 << 10, move || serving.serve()).map_err(|error| {
+        let thread = background::spawn(c"umf-mesh", 256 << 10, move || {
+            serving.endpoint.serve(|pending| serving.welcome(pending));
+        })
+        .map_err(|error| {
             let errno = rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::AGAIN);
             Error::system("starting the thread of a mesh")(errno)
         })?;
@@ -91,22 +90,6 @@ impl Acceptor {
 }
 
 impl Shared {
-    fn serve(&self) {
-        loop {
-            let pending = self.endpoint.pending(None, None);
-            if self.is_closed.load(Ordering::Acquire) {
-                return;
-            }
-            match pending.and_then(|pending| self.welcome(pending)) {
-                Ok(()) => {}
-                Err(error) => {
-                    tracing::warn!(%error, "a process cannot be accepted");
-                    std::thread::sleep(ERROR_DELAY);
-                }
-            }
-        }
-    }
-
     fn welcome(&self, pending: PendingConnection) -> Result<()> {
         if pending.hello.words != MESH {
             pending.refuse(NOT_A_MESH);
@@ -128,7 +111,6 @@ impl Drop for Acceptor {
             // The thread exists in the parent only, and may hold the lock. Both fields are leaked.
             return;
         }
-        self.inner.is_closed.store(true, Ordering::Release);
         self.inner.endpoint.close();
         // SAFETY: `self` is being dropped, so neither field is used again.
         let (thread, inner) =

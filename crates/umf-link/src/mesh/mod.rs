@@ -1,9 +1,10 @@
 //! [`Mesh`]: messages between one process and any number of others, each linked at its first
 //! message.
 //!
-//! A mesh never blocks in a transfer: operations begin in one call, and [`Mesh::progress`] finishes
-//! them and leaves a [`Completion`] for each. It is what providers of other interfaces are built
-//! on (libfabric, MPI). Memory is given by address, so that starting an operation is `unsafe`.
+//! Messages begin in one call, and [`Mesh::progress`] finishes them and leaves a [`Completion`] for
+//! each. Calls block only while a link is made, and while another process has to carry out a
+//! transfer. Providers of other interfaces are built on a mesh (libfabric, MPI). Memory is given by
+//! address, so that starting an operation is `unsafe`.
 //!
 //! Two processes that send to each other at the same time may make two links. Each sends by one of
 //! them for good, so that its messages keep their order. Receives therefore match processes and not
@@ -11,27 +12,32 @@
 
 mod acceptor;
 mod progress;
+mod receive;
+mod send;
 mod transfer;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::buffer::{Destination, Source};
 use crate::channel::InboxShared;
 use crate::engines::LinkStatistics;
 use crate::inbox::Inbox;
 use crate::layout::MAX_INLINE;
 use crate::offer::NAME;
-use crate::queue::{Body, Context, Matching};
-use crate::receive::Receiving;
-use crate::send::{SendRequest, Sending};
+use crate::queue::Context;
 use crate::wait::SLICE;
 use crate::{ADDRESS_SIZE, Error, LinkAddress, LinkBuilder, Result, TagMatch, protocol, sys};
 
 use acceptor::Acceptor;
-use progress::Fetch;
+use receive::{Fetch, Posted};
+use send::PendingSend;
 pub use transfer::{RegionKey, Registrar, Transferring};
+
+/// The token of operations without a completion.
+const NO_COMPLETION: u64 = u64::MAX;
+/// The process of a link until it has named itself. Its messages are not received.
+const UNNAMED: usize = usize::MAX;
 
 /// The number of a process in a [`Mesh`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -90,16 +96,6 @@ pub struct Wanted {
     pub tag: Option<TagMatch>,
 }
 
-impl Wanted {
-    fn matching(&self) -> Matching {
-        let (wanted, context) = match self.tag {
-            Some(tag) => (tag, Context::Messages),
-            None => (TagMatch::ANY, Context::Untagged),
-        };
-        Matching::new(self.from.map(|process| process.0), wanted, context)
-    }
-}
-
 /// A message that has arrived, or of which the sender keeps the data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Message {
@@ -146,7 +142,7 @@ pub struct Completion {
     /// The number that the operation was given.
     pub token: u64,
     /// Its result. [`Error::Truncated`] for a message longer than the memory of its receive, which
-    /// has the beginning of it.
+    /// has the beginning of a short one.
     pub result: Result<Completed>,
     /// The message of a receive that failed.
     pub message: Option<Message>,
@@ -161,25 +157,13 @@ struct Peer {
     end: Option<Error>,
 }
 
-/// A receive without a message.
-#[derive(Debug)]
-struct Posted {
-    token: u64,
-    matching: Matching,
-    into: Destination<'static>,
-    /// For a receive of many messages: the bytes that are used, and the least bytes that have to be
-    /// left for another message.
-    many: Option<(usize, usize)>,
-}
-
-/// A message that is being sent.
-#[derive(Debug)]
-struct Send {
-    token: u64,
-    // Before `_copy`, to which it may refer.
-    request: SendRequest<'static>,
-    /// The data, if the caller may reuse its memory.
-    _copy: Option<Box<[u8]>>,
+/// A link with a process. Its index is that of the peer in the inbox.
+#[derive(Debug, Default)]
+struct Link {
+    /// `None` until the process has named itself.
+    process: Option<usize>,
+    /// Messages for which its lane has no space.
+    waiting: VecDeque<PendingSend>,
 }
 
 /// Messages between this process and any number of others. The module page has the rules.
@@ -189,14 +173,14 @@ struct Send {
 pub struct Mesh {
     // Dropped first: no process connects any more.
     acceptor: Acceptor,
-    // Before the inbox, to whose lanes it refers.
-    sends: VecDeque<Send>,
+    links: Vec<Link>,
+    /// Messages that are offered.
+    sends: VecDeque<PendingSend>,
     fetches: Vec<Fetch>,
+    // After what refers to its lanes.
     inbox: Inbox,
     peers: Vec<Peer>,
     by_address: HashMap<[u8; ADDRESS_SIZE], usize>,
-    /// The process of each link; `None` until it has named itself.
-    links: Vec<Option<usize>>,
     posted: VecDeque<Posted>,
     /// Messages that were claimed: token and number in the queue.
     claimed: HashMap<u64, u64>,
@@ -205,7 +189,8 @@ pub struct Mesh {
     matched: u64,
     /// Counters of links that have ended.
     ended: LinkStatistics,
-    /// Calls of [`Mesh::progress`] in a row that found nothing.
+    /// Calls of [`Mesh::progress`], and those in a row that found nothing.
+    calls: u32,
     idle: u32,
     /// The time of the last look at the processes, in milliseconds.
     checked: u64,
@@ -216,7 +201,7 @@ pub struct Mesh {
 
 // SAFETY: the addresses in it are those of memory that the caller keeps until the completions,
 // whichever thread makes the calls. `&mut self` keeps out other threads.
-unsafe impl core::marker::Send for Mesh {}
+unsafe impl Send for Mesh {}
 
 impl Mesh {
     /// Makes a mesh with the settings and the importer of a builder.
@@ -231,17 +216,18 @@ impl Mesh {
         inbox.inline_max = inbox.inline_max.min(MAX_INLINE - size_of::<u64>());
         Ok(Self {
             acceptor,
+            links: Vec::new(),
             sends: VecDeque::new(),
             fetches: Vec::new(),
             inbox,
             peers: Vec::new(),
             by_address: HashMap::new(),
-            links: Vec::new(),
             posted: VecDeque::new(),
             claimed: HashMap::new(),
             completions: VecDeque::new(),
             matched: 0,
             ended: LinkStatistics::default(),
+            calls: 0,
             idle: 0,
             checked: sys::coarse_milliseconds(),
             next_check: 0,
@@ -339,163 +325,6 @@ impl Mesh {
         Ok(link)
     }
 
-    /// Begins to send a message. Returns whether it was sent: then there is no completion. If
-    /// `is_acknowledged`, a message is sent when it has been received.
-    ///
-    /// # Errors
-    /// As [`LinkBuilder::connect`] at the first message, [`Error::PeerGone`], [`Error::Closed`],
-    /// [`Error::Forked`], [`Error::System`].
-    ///
-    /// # Safety
-    /// Until the completion, the memory of `source` can be read and is not written by this process.
-    pub unsafe fn send(
-        &mut self,
-        to: Process,
-        label: Label,
-        source: Source<'static>,
-        is_acknowledged: bool,
-        token: u64,
-    ) -> Result<bool> {
-        let link = self.link_to(to)?;
-        let (tag, context) = label.parts();
-        let is_short = !is_acknowledged && source.len() <= self.inbox.inline_max;
-        let peer = self.inbox.peer(link);
-        if is_short && peer.is_fresh() && peer.send_fast((tag, context), label.immediate, &source.0) {
-            return Ok(true);
-        }
-        self.send_slow(link, (label, is_acknowledged), source, token, None)
-    }
-
-    /// Sends a message whose memory may be reused at once. There is no completion.
-    ///
-    /// # Errors
-    /// As [`Mesh::send`].
-    pub fn inject(&mut self, to: Process, label: Label, bytes: &[u8]) -> Result<()> {
-        let link = self.link_to(to)?;
-        let (tag, context) = label.parts();
-        let source = Source::from(bytes);
-        let is_short = bytes.len() <= self.inbox.inline_max;
-        let peer = self.inbox.peer(link);
-        if is_short && peer.is_fresh() && peer.send_fast((tag, context), label.immediate, &source.0) {
-            return Ok(());
-        }
-        let copy: Box<[u8]> = Box::from(bytes);
-        // SAFETY: the copy is dropped after the request, and not written.
-        let source = unsafe { Source::from_raw(&[(copy.as_ptr().cast_mut(), copy.len())]) };
-        self.send_slow(link, (label, false), source, NO_COMPLETION, Some(copy)).map(drop)
-    }
-
-    #[cold]
-    fn send_slow(
-        &mut self,
-        link: usize,
-        (label, is_acknowledged): (Label, bool),
-        source: Source<'static>,
-        token: u64,
-        copy: Option<Box<[u8]>>,
-    ) -> Result<bool> {
-        self.check_process()?;
-        self.inbox.peer(link).check_open()?;
-        self.inbox.flush(link)?;
-        let (tag, context) = label.parts();
-        let sending = Sending::new(tag, context, source, false).of_mesh(label.immediate, is_acknowledged);
-        let request = self.inbox.start_sending(link, sending)?;
-        let is_done = request.is_done();
-        if !is_done {
-            self.sends.push_back(Send { token, request, _copy: copy });
-        }
-        Ok(is_done)
-    }
-
-    /// Begins to receive a message. Its completion is always left by [`Mesh::progress`] or this
-    /// call. `many` is, for memory that receives one message after the other, the least bytes that
-    /// have to be left for another one.
-    ///
-    /// # Errors
-    /// [`Error::Forked`]; [`Error::NotContiguous`] for a list that is to receive many messages; the
-    /// end of the process, if messages of one are wanted.
-    ///
-    /// # Safety
-    /// Until the completion, the memory of `into` can be written and is not used by this process.
-    pub unsafe fn receive(
-        &mut self,
-        wanted: Wanted,
-        into: Destination<'static>,
-        many: Option<usize>,
-        token: u64,
-    ) -> Result<()> {
-        self.check_process()?;
-        if many.is_some() && into.0.segments().len() != 1 {
-            return Err(Error::NotContiguous { pieces: into.0.segments().len() });
-        }
-        let matching = wanted.matching();
-        let mut posted = Posted { token, matching, into, many: many.map(|least| (0, least)) };
-        while let Some(id) = self.inbox.queue.find(&matching) {
-            let is_used_up = self.assign(id, &mut posted);
-            if is_used_up {
-                return Ok(());
-            }
-        }
-        // Messages that arrived before the end of the process were looked at above.
-        if let Some(end) =
-            wanted.from.and_then(|from| self.peers.get(from.0)).and_then(|peer| peer.end.clone())
-        {
-            return Err(end);
-        }
-        self.posted.push_back(posted);
-        Ok(())
-    }
-
-    /// Cancels a receive that has no message yet. Returns whether there was one; its completion is
-    /// [`Completed::Cancelled`].
-    pub fn cancel(&mut self, token: u64) -> bool {
-        let Some(position) = self.posted.iter().position(|posted| posted.token == token) else {
-            return false;
-        };
-        self.posted.remove(position);
-        self.complete(token, Ok(Completed::Cancelled), None);
-        true
-    }
-
-    /// Returns the first message that a receive would take. If `claim` has a number, the message is
-    /// kept for [`Mesh::receive_claimed`] or [`Mesh::discard_claimed`] with that number.
-    ///
-    /// Looks at what earlier calls of [`Mesh::progress`] have found. (MPICH relies on that: of a
-    /// message to itself and one of another process, it probes the latter and receives the former.)
-    pub fn peek(&mut self, wanted: &Wanted, claim: Option<u64>) -> Option<Message> {
-        let id = self.inbox.queue.find(&wanted.matching())?;
-        let message = self.message(id)?;
-        if let Some(token) = claim {
-            self.inbox.queue.set_busy(id);
-            self.claimed.insert(token, id);
-        }
-        Some(message)
-    }
-
-    /// Receives a message that was claimed. Returns `false` if there is none.
-    ///
-    /// # Safety
-    /// As [`Mesh::receive`].
-    pub unsafe fn receive_claimed(&mut self, claim: u64, into: Destination<'static>, token: u64) -> bool {
-        let Some(id) = self.claimed.remove(&claim) else { return false };
-        let matching = Matching::new(None, TagMatch::ANY, Context::Messages);
-        self.assign(id, &mut Posted { token, matching, into, many: None });
-        true
-    }
-
-    /// Discards a message that was claimed. Returns `false` if there is none.
-    pub fn discard_claimed(&mut self, claim: u64) -> bool {
-        let Some(id) = self.claimed.remove(&claim) else { return false };
-        if let Some(message) = self.inbox.queue.remove(id)
-            && let Body::Offered(offer) = &message.body
-            && let Some(channel) = self.inbox.channel(message.peer)
-        {
-            channel.take(offer.index, offer.number);
-        }
-        self.inbox.resume_data();
-        true
-    }
-
     /// Makes progress. If there was nothing to do and there is no completion, returns what waits
     /// until another process may have sent something. It needs no access to the mesh, so that other
     /// threads can use the mesh meanwhile.
@@ -517,85 +346,10 @@ impl Mesh {
         self.completions.pop_front()
     }
 
-    fn message(&self, id: u64) -> Option<Message> {
-        let message = self.inbox.queue.get(id)?;
-        let envelope = &message.envelope;
-        Some(Message {
-            from: Process(envelope.source),
-            tag: envelope.tag,
-            length: message.body.len(),
-            immediate: envelope.immediate,
-        })
-    }
-
     fn complete(&mut self, token: u64, result: Result<Completed>, message: Option<Message>) {
         if token != NO_COMPLETION {
             self.completions.push_back(Completion { token, result, message });
         }
-    }
-
-    /// Begins to fetch a message of the queue for a receive. Returns whether the receive takes no
-    /// further message.
-    fn assign(&mut self, id: u64, posted: &mut Posted) -> bool {
-        let Some(message) = self.message(id) else { return false };
-        let (into, is_last) = posted.next(message.length);
-        self.inbox.queue.set_busy(id);
-        let mut fetch = Fetch::new(posted.token, id, message, into, is_last);
-        if !self.fetch(&mut fetch) {
-            self.fetches.push(fetch);
-        }
-        is_last
-    }
-}
-
-/// The token of operations without a completion.
-const NO_COMPLETION: u64 = u64::MAX;
-
-impl Label {
-    #[inline]
-    fn parts(self) -> (u64, Context) {
-        match self.tag {
-            Some(tag) => (tag, Context::Messages),
-            None => (0, Context::Untagged),
-        }
-    }
-}
-
-impl Posted {
-    /// Returns the memory for the next message, and whether the receive takes no further one.
-    fn next(&mut self, length: usize) -> (Destination<'static>, bool) {
-        let capacity = self.into.0.len();
-        match &mut self.many {
-            None => (Destination(self.into.0.clone()), true),
-            Some((used, least)) => {
-                let start = *used;
-                let part = length.min(capacity - start);
-                *used += part;
-                let is_last = capacity - *used < *least || part < length;
-                let into = self.into.0.subrange(start, part).unwrap_or_else(|| self.into.0.clone());
-                (Destination(into), is_last)
-            }
-        }
-    }
-}
-
-impl Fetch {
-    fn new(token: u64, id: u64, message: Message, into: Destination<'static>, is_last: bool) -> Self {
-        let address = into.0.segments()[0].base.addr();
-        let capacity = into.0.len();
-        let scratch = (message.length > capacity).then(|| vec![0_u8; message.length].into_boxed_slice());
-        let target = match &scratch {
-            // SAFETY: `receiving` is dropped before `scratch`, which is not used meanwhile.
-            Some(scratch) => unsafe {
-                Destination::from_raw(&[(scratch.as_ptr().cast_mut(), scratch.len())])
-            },
-            None => Destination(into.0.clone()),
-        };
-        let matching = Matching::new(Some(message.from.0), TagMatch::ANY, Context::Messages);
-        // The memory stays valid until the completion, so the sender may write into it.
-        let limit = Some(crate::wait::Limit::new(None));
-        let receiving = Receiving::new(matching, target, limit);
-        Self { token, id, message, into, address, is_last, receiving, scratch }
     }
 }
 

@@ -1,4 +1,5 @@
 use super::*;
+use crate::{Destination, Source};
 
 fn label(tag: u64) -> Label {
     Label { tag: Some(tag), immediate: None }
@@ -139,7 +140,7 @@ fn both_processes_send_first_and_each_message_arrives_once() {
 }
 
 #[test]
-fn truncated_message_is_reported_with_its_beginning() {
+fn truncated_message_is_reported() {
     let (mut one, mut other, to_other, to_one) = pair();
     for length in [100_usize, 100_000] {
         for is_expected in [false, true] {
@@ -176,7 +177,8 @@ fn truncated_message_is_reported_with_its_beginning() {
                 completion.message.unwrap(),
                 Message { from: to_one, tag: 3, length, immediate: None }
             );
-            assert_eq!((into[39], into[40]), (9, 0));
+            // The sender of a long message keeps the data.
+            assert_eq!((into[39], into[40]), (if length < 1000 { 9 } else { 0 }, 0));
             if length > 1000 {
                 assert!(matches!(complete(&mut one, &mut other).result, Ok(Completed::Sent)));
             }
@@ -326,4 +328,56 @@ fn registered_memory_is_written_and_read_until_its_registration_ends() {
     }
     drop(registration);
     assert!(matches!(put(&mut one, key, address), Err(Error::Expired { .. })));
+}
+
+#[test]
+fn messages_that_are_not_received_do_not_hold_up_later_ones() {
+    const COUNT: u64 = 10_000;
+    let (mut one, mut other, to_other, _) = pair();
+    // More than the ring takes, while the other process reads nothing.
+    for tag in 0..COUNT {
+        one.inject(to_other, label(tag), &tag.to_ne_bytes()).unwrap();
+    }
+    one.inject(to_other, Label { tag: None, immediate: Some(3) }, b"last").unwrap();
+    let mut into = [0_u8; 8];
+    // SAFETY: kept until the completions.
+    let into = || unsafe { Destination::from_raw(&[(into.as_mut_ptr(), 8)]) };
+    let (mut into, wanted) = (into, Wanted { from: None, tag: None });
+    // SAFETY: as above.
+    unsafe { other.receive(wanted, into(), None, 1).unwrap() };
+    assert_eq!(received(complete(&mut other, &mut one)).immediate, Some(3));
+    // The others have kept their order.
+    for tag in 0..COUNT {
+        // SAFETY: as above.
+        unsafe { other.receive(any(None), into(), None, 1).unwrap() };
+        assert_eq!(received(complete(&mut other, &mut one)).tag, tag);
+    }
+}
+
+#[test]
+fn end_of_a_process_is_seen_while_others_send_without_a_pause() {
+    let (mut one, mut other, to_other, to_one) = pair();
+    let mut third = Mesh::new(&LinkBuilder::new()).unwrap();
+    let (from, to) = (one.insert(&third.address()).unwrap(), third.insert(&one.address()).unwrap());
+    let mut bytes = [0_u8; 8];
+    // SAFETY: kept until the completions.
+    let mut into = || unsafe { Destination::from_raw(&[(bytes.as_mut_ptr(), 8)]) };
+    third.inject(to, label(1), b"linked").unwrap();
+    // SAFETY: as above.
+    unsafe { one.receive(any(Some(from)), into(), None, 1).unwrap() };
+    assert_eq!(received(complete(&mut one, &mut third)).length, 6);
+    // SAFETY: as above.
+    unsafe { one.receive(any(Some(from)), into(), None, 2).unwrap() };
+    drop(third);
+    for round in 0.. {
+        other.inject(to_one, label(5), b"busy").unwrap();
+        // SAFETY: as above.
+        unsafe { one.receive(any(Some(to_other)), into(), None, 3).unwrap() };
+        let completion = complete(&mut one, &mut other);
+        if completion.token == 2 {
+            assert!(matches!(completion.result, Err(Error::Closed { .. })));
+            return;
+        }
+        assert!(round < 50_000_000, "the end is not seen");
+    }
 }

@@ -13,13 +13,11 @@ use crate::channel::InboxShared;
 use crate::key::{RemoteAccess, RemoteKey};
 use crate::layout::{self, RANGES};
 use crate::protocol::Load;
-use crate::queue::{Body, Context};
 use crate::registry::Registration;
 use crate::remote::Direct;
-use crate::send::Sending;
 use crate::{Atomic, Error, Result};
 
-use super::{Completed, Completion, Mesh, NO_COMPLETION, Process, Send};
+use super::{Completed, Completion, Mesh, NO_COMPLETION, Process};
 
 /// The key of registered memory: a number that other processes name. It grants one access to one
 /// range of one process, for as long as it is registered.
@@ -200,31 +198,9 @@ impl Mesh {
         Ok((RemoteKey { access, slot, generation, length, nonce: channel.peer_nonce }, base))
     }
 
-    /// Tells a process that its memory was written, by a completion there.
-    ///
-    /// # Errors
-    /// As [`Mesh::send`].
-    pub fn tell_written(&mut self, process: Process, immediate: u64, length: u64) -> Result<()> {
-        let link = self.link_to(process)?;
-        self.inbox.peer(link).check_open()?;
-        self.inbox.flush(link)?;
-        let sending = Sending::new(length, Context::Transfers, Source::from(&[]), false)
-            .of_mesh(Some(immediate), false);
-        let request = self.inbox.start_sending(link, sending)?;
-        if !request.is_done() {
-            self.sends.push_back(Send { token: NO_COMPLETION, request, _copy: None });
-        }
-        Ok(())
-    }
-
     /// Reports a message of the queue that tells of a transfer.
     pub(super) fn report_transfer(&mut self, id: u64) {
-        let Some(message) = self.inbox.queue.remove(id) else { return };
-        if let Body::Offered(offer) = &message.body
-            && let Some(channel) = self.inbox.channel(message.peer)
-        {
-            channel.take(offer.index, offer.number);
-        }
+        let Some(message) = self.consume(id) else { return };
         let envelope = message.envelope;
         self.completions.push_back(Completion {
             token: NO_COMPLETION,

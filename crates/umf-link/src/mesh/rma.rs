@@ -1,1 +1,0 @@
-//! One-sided transfers of a [`super::Mesh`]: registered ranges and their keys.
