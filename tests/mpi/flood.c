@@ -3,7 +3,7 @@
 
 #include "check.h"
 
-enum { MESSAGES = 3000, LONG = 200, LONG_SIZE = 60000 };
+enum { MESSAGES = 10000, LONG = 200, LONG_SIZE = 60000 };
 
 int main(int count, char **words) {
     begin(&count, &words);

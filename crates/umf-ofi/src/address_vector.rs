@@ -7,8 +7,9 @@ use std::sync::{Arc, PoisonError, RwLock};
 use libfabric_sys::*;
 use umf_link::{ADDRESS_SIZE, LinkAddress};
 
+use crate::conversions::{copy_address, copy_text};
 use crate::domain::{Domain, DomainObject};
-use crate::object::{Boxed, closed_by, copy_address, copy_text};
+use crate::object::{Boxed, closed_by};
 
 /// An address vector.
 #[derive(Debug)]
@@ -106,14 +107,10 @@ unsafe extern "C" fn insert(
         };
         let (at, error) = match LinkAddress::from_bytes(bytes) {
             Ok(address) if address.is_of_this_boot() => {
-                let free = known.iter().position(Option::is_none);
-                let at = free.unwrap_or(known.len());
-                match free {
-                    Some(at) => known[at] = Some(address),
-                    None => known.push(Some(address)),
-                }
+                // Numbers are not used again: endpoints remember the processes of theirs.
+                known.push(Some(address));
                 inserted += 1;
-                (at as fi_addr_t, FI_SUCCESS)
+                (known.len() as fi_addr_t - 1, FI_SUCCESS)
             }
             Ok(_) => {
                 tracing::error!(

@@ -1,14 +1,14 @@
 //! Counter: the number of operations that have ended.
 
 use core::ffi::{c_int, c_void};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use libfabric_sys::*;
 
 use crate::domain::{Domain, DomainObject};
-use crate::endpoint::Endpoint;
+use crate::endpoint::BoundEndpoints;
 use crate::object::{Boxed, closed_by};
 
 /// A counter.
@@ -17,7 +17,8 @@ pub(crate) struct Counter {
     _domain: Arc<Domain>,
     ended: AtomicU64,
     failed: AtomicU64,
-    endpoints: Mutex<Vec<Arc<Endpoint>>>,
+    /// Those with which reading makes progress.
+    pub endpoints: BoundEndpoints,
 }
 
 pub(crate) type CounterObject = Boxed<fid_cntr, Counter>;
@@ -27,24 +28,6 @@ impl Counter {
     pub(crate) fn count(&self, has_failed: bool) {
         let counter = if has_failed { &self.failed } else { &self.ended };
         counter.fetch_add(1, Ordering::Release);
-    }
-
-    pub(crate) fn bind(&self, endpoint: &Arc<Endpoint>) {
-        let mut endpoints = self.endpoints.lock().unwrap_or_else(PoisonError::into_inner);
-        if !endpoints.iter().any(|bound| Arc::ptr_eq(bound, endpoint)) {
-            endpoints.push(Arc::clone(endpoint));
-        }
-    }
-
-    pub(crate) fn unbind(&self, endpoint: &Arc<Endpoint>) {
-        let mut endpoints = self.endpoints.lock().unwrap_or_else(PoisonError::into_inner);
-        endpoints.retain(|bound| !Arc::ptr_eq(bound, endpoint));
-    }
-
-    fn progress(&self) {
-        for endpoint in &*self.endpoints.lock().unwrap_or_else(PoisonError::into_inner) {
-            endpoint.progress();
-        }
     }
 }
 
@@ -80,7 +63,7 @@ pub(crate) unsafe extern "C" fn open(
             _domain: Arc::clone(DomainObject::part(domain)),
             ended: AtomicU64::new(0),
             failed: AtomicU64::new(0),
-            endpoints: Mutex::default(),
+            endpoints: BoundEndpoints::default(),
         };
         *counter = CounterObject::leak(object, Arc::new(part));
     }
@@ -95,14 +78,14 @@ unsafe extern "C" fn close(object: *mut fid) -> c_int {
 unsafe extern "C" fn read(counter: *mut fid_cntr) -> u64 {
     // SAFETY: an open counter.
     let counter = unsafe { CounterObject::part(counter) };
-    counter.progress();
+    counter.endpoints.progress();
     counter.ended.load(Ordering::Acquire)
 }
 
 unsafe extern "C" fn read_failed(counter: *mut fid_cntr) -> u64 {
     // SAFETY: an open counter.
     let counter = unsafe { CounterObject::part(counter) };
-    counter.progress();
+    counter.endpoints.progress();
     counter.failed.load(Ordering::Acquire)
 }
 
@@ -138,7 +121,7 @@ unsafe extern "C" fn wait(counter: *mut fid_cntr, threshold: u64, timeout: c_int
     let limit = u64::try_from(timeout).ok().map(Duration::from_millis);
     loop {
         for _ in 0..64 {
-            part.progress();
+            part.endpoints.progress();
             if part.ended.load(Ordering::Acquire) >= threshold {
                 return FI_SUCCESS;
             }

@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex};
 use libfabric_sys::*;
 
 use crate::fabric::{Fabric, FabricObject};
-use crate::memory::{self, Regions};
 use crate::object::{Boxed, closed_by};
-use crate::{address_vector, counter, endpoint, queue, transfers};
+use crate::regions::{self, Regions};
+use crate::{address_vector, atomics, counter, endpoint, queue};
 
 /// A domain.
 #[derive(Debug)]
@@ -28,7 +28,7 @@ static DOMAIN_OPS: fi_ops_domain = fi_ops_domain {
     cntr_open: Some(counter::open),
     endpoint: Some(endpoint::open),
     endpoint2: Some(endpoint::open2),
-    query_atomic: Some(transfers::query),
+    query_atomic: Some(atomics::query),
     ..fi_ops_domain::UNSUPPORTED
 };
 
@@ -54,7 +54,7 @@ pub(crate) unsafe extern "C" fn open2(
         return -FI_EBADFLAGS;
     }
     let object = fid { fclass: FI_CLASS_DOMAIN, context, ops: DOMAIN.as_table() };
-    let object = fid_domain { fid: object, ops: DOMAIN_OPS.as_table(), mr: memory::OPS.as_table() };
+    let object = fid_domain { fid: object, ops: DOMAIN_OPS.as_table(), mr: regions::OPS.as_table() };
     // SAFETY: an open fabric of this provider; the pointer is valid for a write.
     unsafe {
         let fabric = Arc::clone(FabricObject::part(fabric));

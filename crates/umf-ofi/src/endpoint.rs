@@ -7,109 +7,25 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use libfabric_sys::*;
-use umf_link::mesh::{Completed, Completion, Mesh, Message, Process, Registrar, Sleeper, Waker};
+use umf_link::mesh::{Mesh, Registrar, Sleeper, Waker};
 use umf_link::{ADDRESS_SIZE, LinkAddress};
 use umf_os::background;
 
-use crate::address_vector::{AddressVector, AddressVectorObject};
-use crate::counter::{Counter, CounterObject};
+use crate::address_vector::AddressVectorObject;
+use crate::atomics::ATOMIC;
+use crate::conversions::copy_address;
+use crate::conversions::refuse;
+use crate::counter::CounterObject;
 use crate::domain::{Domain, DomainObject};
-use crate::failure;
 use crate::messages::{MESSAGES, TAGGED};
-use crate::object::{Boxed, copy_address};
-use crate::queue::{Entry, Queue, QueueObject};
+use crate::object::Boxed;
+use crate::queue::QueueObject;
+use crate::rma::RMA;
+use crate::state::{Direction, Operations, State};
 use crate::statistics;
-use crate::transfers::{ATOMIC, RMA};
 
 /// The bytes that have to be left in memory for many messages, unless the application sets it.
 const MIN_MULTI_RECEIVE: usize = 64;
-
-/// Where completions of one direction go.
-#[derive(Debug, Default)]
-pub(crate) struct Direction {
-    pub queue: Option<Arc<Queue>>,
-    /// Whether only operations with `FI_COMPLETION` leave an entry in the queue.
-    pub is_selective: bool,
-    /// Flags of operations that have none of their own.
-    pub flags: u64,
-    counter: Option<Arc<Counter>>,
-    /// Those of reads and of writes.
-    transfer_counters: [Option<Arc<Counter>>; 2],
-}
-
-impl Direction {
-    /// Returns whether an operation with these flags leaves an entry in the queue.
-    pub(crate) const fn reports(&self, flags: u64) -> bool {
-        !self.is_selective || flags & FI_COMPLETION != 0
-    }
-}
-
-/// An operation in progress.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Operation {
-    pub context: *mut c_void,
-    /// The flags of its completion: the kind of operation.
-    pub flags: u64,
-    /// Whether it leaves an entry in the queue.
-    pub is_reported: bool,
-}
-
-/// The operations in progress, by the number that the mesh knows.
-#[derive(Debug, Default)]
-pub(crate) struct Operations {
-    list: Vec<Option<Operation>>,
-    free: Vec<u32>,
-}
-
-impl Operations {
-    pub(crate) fn add(&mut self, operation: Operation) -> u64 {
-        let number = self.free.pop().unwrap_or_else(|| {
-            self.list.push(None);
-            (self.list.len() - 1) as u32
-        });
-        self.list[number as usize] = Some(operation);
-        u64::from(number)
-    }
-
-    pub(crate) fn remove(&mut self, number: u64) -> Option<Operation> {
-        let operation = self.list.get_mut(usize::try_from(number).ok()?)?.take();
-        if operation.is_some() {
-            self.free.push(number as u32);
-        }
-        operation
-    }
-
-    fn get(&self, number: u64) -> Option<&Operation> {
-        self.list.get(usize::try_from(number).ok()?)?.as_ref()
-    }
-
-    /// Returns the receives with this context.
-    fn receives_of(&self, context: *mut c_void) -> Vec<u64> {
-        let is_one = |operation: &&Option<Operation>| {
-            operation.is_some_and(|operation| operation.context == context && operation.flags & FI_RECV != 0)
-        };
-        (0..).zip(&self.list).filter(|(_, operation)| is_one(operation)).map(|(number, _)| number).collect()
-    }
-}
-
-/// What the lock of an endpoint protects.
-#[derive(Debug)]
-pub(crate) struct State {
-    pub mesh: Mesh,
-    pub operations: Operations,
-    pub transmit: Direction,
-    pub receive: Direction,
-    vector: Option<Arc<AddressVector>>,
-    /// The process of each address of the vector, as far as known.
-    processes: Vec<Option<(LinkAddress, Process)>>,
-    /// The number of each process in the vector.
-    numbers: Vec<Option<fi_addr_t>>,
-    is_enabled: bool,
-    pub min_multi_receive: usize,
-}
-
-// SAFETY: contexts are numbers that the application gets back.
-unsafe impl Send for State {}
 
 /// An endpoint.
 #[derive(Debug)]
@@ -126,169 +42,6 @@ pub(crate) struct Endpoint {
 }
 
 pub(crate) type EndpointObject = Boxed<fid_ep, Endpoint>;
-
-impl State {
-    /// Returns the process of an address of the vector.
-    #[inline]
-    pub(crate) fn process(&mut self, number: fi_addr_t) -> Result<Process, c_int> {
-        match self.processes.get(number as usize) {
-            // The vector may have another address under the number by now, after a removal.
-            Some(Some((_, process))) => Ok(*process),
-            _ => self.find_process(number),
-        }
-    }
-
-    #[cold]
-    fn find_process(&mut self, number: fi_addr_t) -> Result<Process, c_int> {
-        let address = self.vector.as_ref().and_then(|vector| vector.get(number)).ok_or(FI_EINVAL)?;
-        let process = self.mesh.insert(&address).map_err(|error| failure::number(&error))?;
-        let at = number as usize;
-        if self.processes.len() <= at {
-            self.processes.resize(at + 1, None);
-        }
-        self.processes[at] = Some((address, process));
-        Ok(process)
-    }
-
-    /// Returns the number of a process in the vector.
-    fn number(&mut self, process: Process) -> fi_addr_t {
-        let at = process.index();
-        if self.numbers.len() <= at {
-            self.numbers.resize(at + 1, None);
-        }
-        if let Some(number) = self.numbers[at] {
-            return number;
-        }
-        let address = self.mesh.address_of(process);
-        let number = address.zip(self.vector.as_ref()).and_then(|(address, vector)| vector.find(&address));
-        self.numbers[at] = number;
-        number.unwrap_or(FI_ADDR_NOTAVAIL)
-    }
-
-    /// Reports an operation that has ended without the mesh.
-    #[inline]
-    pub(crate) fn report_sent(&self, operation: &Operation) {
-        if let Some(counter) = &self.transmit.counter {
-            counter.count(false);
-        }
-        if operation.is_reported {
-            self.push_transmit(operation, None);
-        }
-    }
-
-    /// Reports a transfer that has ended.
-    pub(crate) fn report_transfer(&self, operation: &Operation, error: Option<c_int>) {
-        let [reads, writes] = &self.transmit.transfer_counters;
-        let counter = if operation.flags & FI_READ != 0 { reads } else { writes };
-        if let Some(counter) = counter {
-            counter.count(error.is_some());
-        }
-        if operation.is_reported || error.is_some() {
-            self.push_transmit(operation, error);
-        }
-    }
-
-    fn push_transmit(&self, operation: &Operation, error: Option<c_int>) {
-        let Some(queue) = &self.transmit.queue else { return };
-        queue.push(Entry {
-            context: operation.context,
-            flags: operation.flags,
-            length: 0,
-            buffer: core::ptr::null_mut(),
-            data: 0,
-            tag: 0,
-            source: FI_ADDR_NOTAVAIL,
-            error: error.map(|number| (number, 0)),
-        });
-    }
-
-    /// Reports a message that was received or found, or an error.
-    pub(crate) fn report_received(
-        &mut self,
-        operation: &Operation,
-        message: Option<&Message>,
-        (address, flags): (usize, u64),
-        error: Option<(c_int, usize)>,
-    ) {
-        if flags & FI_PEEK == 0
-            && let Some(counter) = &self.receive.counter
-        {
-            counter.count(error.is_some());
-        }
-        if !operation.is_reported && error.is_none() {
-            return;
-        }
-        let source = message.map_or(FI_ADDR_NOTAVAIL, |message| self.number(message.from));
-        let Some(queue) = &self.receive.queue else { return };
-        let immediate = message.and_then(|message| message.immediate);
-        queue.push(Entry {
-            context: operation.context,
-            flags: operation.flags
-                | flags & !FI_PEEK
-                | if immediate.is_some() { FI_REMOTE_CQ_DATA } else { 0 },
-            length: message.map_or(0, |message| message.length - error.map_or(0, |(_, excess)| excess)),
-            buffer: core::ptr::without_provenance_mut(address),
-            data: immediate.unwrap_or(0),
-            tag: message.map_or(0, |message| message.tag),
-            source,
-            error,
-        });
-    }
-
-    /// Reports what the mesh has finished.
-    pub(crate) fn report_completions(&mut self) {
-        while let Some(Completion { token, result, message }) = self.mesh.next_completion() {
-            if let Ok(Completed::Written { by, immediate, length }) = result {
-                let source = self.number(by);
-                if let Some(queue) = &self.receive.queue {
-                    queue.push(Entry {
-                        context: core::ptr::null_mut(),
-                        flags: FI_RMA | FI_REMOTE_WRITE | FI_REMOTE_CQ_DATA,
-                        length: length as usize,
-                        buffer: core::ptr::null_mut(),
-                        data: immediate,
-                        tag: 0,
-                        source,
-                        error: None,
-                    });
-                }
-                continue;
-            }
-            // Memory for many messages stays until its last one.
-            let is_last = !matches!(result, Ok(Completed::Received { is_last: false, .. }));
-            let operation =
-                if is_last { self.operations.remove(token) } else { self.operations.get(token).copied() };
-            let Some(operation) = operation else { continue };
-            match result {
-                Ok(Completed::Sent | Completed::Written { .. }) => self.report_sent(&operation),
-                Ok(Completed::Received { message, address, is_last }) => {
-                    let many = operation.flags & FI_MULTI_RECV;
-                    let operation = Operation { flags: operation.flags & !FI_MULTI_RECV, ..operation };
-                    let flags = if is_last { many } else { 0 };
-                    self.report_received(&operation, Some(&message), (address, flags), None);
-                }
-                Ok(Completed::Cancelled) => {
-                    self.report_received(&operation, None, (0, 0), Some((FI_ECANCELED, 0)));
-                }
-                Err(error) => {
-                    let number = failure::number(&error);
-                    if operation.flags & FI_SEND != 0 {
-                        if let Some(counter) = &self.transmit.counter {
-                            counter.count(true);
-                        }
-                        self.push_transmit(&operation, Some(number));
-                    } else {
-                        let excess = match error {
-                            umf_link::Error::Truncated { length, capacity } => length - capacity,
-                            _ => message.map_or(0, |message| message.length),
-                        };
-                        self.report_received(&operation, message.as_ref(), (0, 0), Some((number, excess)));
-                    }
-                }
-            }
-        }
-    }
-}
 
 impl Endpoint {
     #[inline]
@@ -316,6 +69,45 @@ impl Endpoint {
 
     pub(crate) const fn waker(&self) -> &Waker {
         &self.waker
+    }
+}
+
+/// The endpoints that are bound to a queue or a counter.
+#[derive(Debug, Default)]
+pub(crate) struct BoundEndpoints(Mutex<Vec<Arc<Endpoint>>>);
+
+impl BoundEndpoints {
+    fn lock(&self) -> MutexGuard<'_, Vec<Arc<Endpoint>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds an endpoint. Returns `false` if it is bound already.
+    pub(crate) fn add(&self, endpoint: &Arc<Endpoint>) -> bool {
+        let mut endpoints = self.lock();
+        let is_new = !endpoints.iter().any(|bound| Arc::ptr_eq(bound, endpoint));
+        if is_new {
+            endpoints.push(Arc::clone(endpoint));
+        }
+        is_new
+    }
+
+    pub(crate) fn remove(&self, endpoint: &Arc<Endpoint>) {
+        self.lock().retain(|bound| !Arc::ptr_eq(bound, endpoint));
+    }
+
+    /// Makes progress with all.
+    pub(crate) fn progress(&self) {
+        // An endpoint that is closed by another thread meanwhile is a misuse that the interface
+        // excludes, so that the lock may be held.
+        for endpoint in &*self.lock() {
+            endpoint.progress();
+        }
+    }
+
+    /// Returns one of them, and how many there are.
+    pub(crate) fn first_and_count(&self) -> (Option<Arc<Endpoint>>, usize) {
+        let endpoints = self.lock();
+        (endpoints.first().cloned(), endpoints.len())
     }
 }
 
@@ -395,7 +187,7 @@ pub(crate) unsafe extern "C" fn open2(
     }
     let mesh = match umf::link::builder().map(|builder| Mesh::new(&builder)) {
         Ok(Ok(mesh)) => mesh,
-        Ok(Err(error)) => return failure::refuse("opening an endpoint", &error) as c_int,
+        Ok(Err(error)) => return refuse("opening an endpoint", &error) as c_int,
         Err(error) => {
             tracing::error!(%error, "libfabric: the settings of umf cannot be used");
             return -FI_EINVAL;
@@ -436,7 +228,7 @@ pub(crate) unsafe extern "C" fn open2(
         let domain = Arc::clone(DomainObject::part(domain));
         if let Err(error) = domain.add_endpoint(registrar.clone()) {
             domain.remove_endpoint(&registrar);
-            return failure::refuse("opening an endpoint", &error) as c_int;
+            return refuse("opening an endpoint", &error) as c_int;
         }
         let (state, progress) = (Mutex::new(state), Mutex::default());
         let part = Endpoint { domain, registrar, address, is_directed, waker, state, progress };
@@ -461,7 +253,7 @@ unsafe extern "C" fn close(object: *mut fid) -> c_int {
     };
     *part.progress.lock().unwrap_or_else(PoisonError::into_inner) = None;
     queues.iter().for_each(|queue| queue.unbind(part));
-    counters.iter().for_each(|counter| counter.unbind(part));
+    counters.iter().for_each(|counter| counter.endpoints.remove(part));
     drop((queues, counters));
     part.domain.remove_endpoint(&part.registrar);
     // SAFETY: endpoints alone have this operation.
@@ -517,7 +309,7 @@ unsafe extern "C" fn bind(object: *mut fid, other: *mut fid, flags: u64) -> c_in
                 return -FI_ENOSYS;
             }
             drop(state);
-            counter.bind(part);
+            counter.endpoints.add(part);
         }
         FI_CLASS_EQ => {}
         _ => return -FI_EINVAL,

@@ -6,8 +6,9 @@ use std::sync::Arc;
 
 use libfabric_sys::*;
 
+use crate::conversions::copy_text;
 use crate::domain;
-use crate::object::{Boxed, closed_by, copy_text};
+use crate::object::{Boxed, closed_by};
 
 /// A fabric.
 #[derive(Debug)]
@@ -123,6 +124,6 @@ unsafe extern "C" fn text_of_error(
     length: usize,
 ) -> *const c_char {
     // SAFETY: by the interface.
-    unsafe { copy_text(&crate::queue::text_of(number), buffer, length) };
+    unsafe { copy_text(&crate::conversions::text_of_error(number), buffer, length) };
     buffer
 }

@@ -11,10 +11,11 @@
 //! fabric    domain     fabric, domain, event queue
 //! address_vector       addresses of other endpoints
 //! queue     counter    completions; threads that wait for them
-//! endpoint             an endpoint: its mesh (umf_link::mesh), operations in progress, progress
+//! endpoint  state      an endpoint; its mesh (umf_link::mesh) and operations in progress
 //! messages             sends and receives, with and without tags
-//! memory    transfers  memory regions; reads, writes and atomic operations on them
-//! failure              error numbers
+//! regions              memory regions
+//! rma       atomics    reads, writes and atomic operations on them
+//! conversions          lists of memory, texts, addresses, error numbers
 //! statistics           counters of what was carried
 //! ```
 //!
@@ -24,18 +25,20 @@
 #![allow(clippy::missing_safety_doc, reason = "the safety of each operation is that of the interface")]
 
 mod address_vector;
+mod atomics;
+mod conversions;
 mod counter;
 mod domain;
 mod endpoint;
 mod fabric;
-mod failure;
 mod info;
-mod memory;
 mod messages;
 mod object;
 mod queue;
+mod regions;
+mod rma;
+mod state;
 mod statistics;
-mod transfers;
 
 use std::ptr::null_mut;
 use std::sync::OnceLock;

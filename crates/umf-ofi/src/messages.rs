@@ -1,16 +1,17 @@
 //! Sends and receives, with and without tags.
 
 use core::ffi::c_void;
-use std::sync::Arc;
 
 use libc::iovec;
 use libfabric_sys::*;
 use umf_link::mesh::{Label, Wanted};
 use umf_link::{Destination, Source, TagMatch};
 
-use crate::endpoint::{Endpoint, EndpointObject, Operation, State};
-use crate::failure;
-use crate::info::{INJECT_SIZE, IOV_LIMIT};
+use crate::conversions::{Pieces, with_pieces};
+use crate::conversions::{error_number, refuse};
+use crate::endpoint::{Endpoint, EndpointObject};
+use crate::info::INJECT_SIZE;
+use crate::state::{Operation, State};
 
 /// Messages without tags.
 pub(crate) static MESSAGES: fi_ops_msg = fi_ops_msg {
@@ -50,36 +51,6 @@ const SEND_FLAGS: u64 = FI_COMPLETION
     | FI_FENCE;
 const RECEIVE_FLAGS: u64 = FI_COMPLETION | FI_MORE | FI_MULTI_RECV | FI_PEEK | FI_CLAIM | FI_DISCARD;
 
-/// The memory of an operation: address and length of each piece.
-type Pieces<'p> = &'p [(*mut u8, usize)];
-
-/// Reads a list of pieces and calls `run` with it.
-///
-/// # Safety
-/// `list` has `count` entries.
-unsafe fn with_pieces(list: *const iovec, count: usize, run: impl FnOnce(Pieces<'_>) -> isize) -> isize {
-    if count > IOV_LIMIT {
-        return -(FI_EINVAL as isize);
-    }
-    let mut pieces = [(core::ptr::NonNull::<u8>::dangling().as_ptr(), 0); IOV_LIMIT];
-    for (number, piece) in pieces.iter_mut().enumerate().take(count) {
-        // SAFETY: by this function's contract.
-        let entry = unsafe { &*list.add(number) };
-        *piece = (entry.iov_base.cast(), entry.iov_len);
-    }
-    run(&pieces[..count])
-}
-
-/// Returns the endpoint of an operation.
-///
-/// # Safety
-/// An open endpoint of this provider.
-#[inline]
-unsafe fn part<'e>(endpoint: *mut fid_ep) -> &'e Arc<Endpoint> {
-    // SAFETY: by this function's contract.
-    unsafe { EndpointObject::part(endpoint) }
-}
-
 /// A message to be sent.
 struct Sending {
     to: fi_addr_t,
@@ -91,6 +62,10 @@ struct Sending {
 }
 
 impl Sending {
+    const fn new(to: fi_addr_t, tag: Option<u64>, context: *mut c_void) -> Self {
+        Self { to, tag, data: None, context, flags: None }
+    }
+
     /// Sends the message.
     ///
     /// # Safety
@@ -131,7 +106,7 @@ impl Sending {
             Ok(false) => {}
             Err(error) => {
                 state.operations.remove(number);
-                return failure::refuse("a send", &error);
+                return refuse("a send", &error);
             }
         }
         FI_SUCCESS as isize
@@ -161,7 +136,7 @@ unsafe fn inject_pieces(
     }
     match state.mesh.inject(to, label, &bytes[..length]) {
         Ok(()) => FI_SUCCESS as isize,
-        Err(error) => failure::refuse("a send", &error),
+        Err(error) => refuse("a send", &error),
     }
 }
 
@@ -177,7 +152,7 @@ unsafe fn inject_message(
     label: Label,
 ) -> isize {
     // SAFETY: by this function's contract.
-    let mut state = unsafe { part(endpoint) }.lock();
+    let mut state = unsafe { EndpointObject::part(endpoint) }.lock();
     let process = match state.process(to) {
         Ok(process) => process,
         Err(number) => return -(number as isize),
@@ -251,7 +226,7 @@ impl Receiving {
         let posted = unsafe { state.mesh.receive(wanted, into, many, number) };
         if let Err(error) = posted {
             state.operations.remove(number);
-            let number = failure::number(&error);
+            let number = error_number(&error);
             state.report_received(&operation, None, (0, 0), Some((number, 0)));
         }
         state.report_completions();
@@ -279,9 +254,9 @@ unsafe extern "C" fn send(
     to: fi_addr_t,
     context: *mut c_void,
 ) -> isize {
-    let sending = Sending { to, tag: None, data: None, context, flags: None };
+    let sending = Sending::new(to, None, context);
     // SAFETY: by the interface, here and in the functions below.
-    unsafe { sending.run(part(endpoint), &[(buffer.cast_mut().cast(), length)]) }
+    unsafe { sending.run(EndpointObject::part(endpoint), &[(buffer.cast_mut().cast(), length)]) }
 }
 
 unsafe extern "C" fn sendv(
@@ -292,9 +267,9 @@ unsafe extern "C" fn sendv(
     to: fi_addr_t,
     context: *mut c_void,
 ) -> isize {
-    let sending = Sending { to, tag: None, data: None, context, flags: None };
+    let sending = Sending::new(to, None, context);
     // SAFETY: as `send`.
-    unsafe { with_pieces(list, count, |pieces| sending.run(part(endpoint), pieces)) }
+    unsafe { with_pieces(list, count, |pieces| sending.run(EndpointObject::part(endpoint), pieces)) }
 }
 
 unsafe extern "C" fn sendmsg(endpoint: *mut fid_ep, message: *const fi_msg, flags: u64) -> isize {
@@ -304,7 +279,9 @@ unsafe extern "C" fn sendmsg(endpoint: *mut fid_ep, message: *const fi_msg, flag
         let data = (flags & FI_REMOTE_CQ_DATA != 0).then_some(message.data);
         let sending =
             Sending { to: message.addr, tag: None, data, context: message.context, flags: Some(flags) };
-        with_pieces(message.msg_iov, message.iov_count, |pieces| sending.run(part(endpoint), pieces))
+        with_pieces(message.msg_iov, message.iov_count, |pieces| {
+            sending.run(EndpointObject::part(endpoint), pieces)
+        })
     }
 }
 
@@ -317,9 +294,9 @@ unsafe extern "C" fn senddata(
     to: fi_addr_t,
     context: *mut c_void,
 ) -> isize {
-    let sending = Sending { to, tag: None, data: Some(data), context, flags: None };
+    let sending = Sending { data: Some(data), ..Sending::new(to, None, context) };
     // SAFETY: as `send`.
-    unsafe { sending.run(part(endpoint), &[(buffer.cast_mut().cast(), length)]) }
+    unsafe { sending.run(EndpointObject::part(endpoint), &[(buffer.cast_mut().cast(), length)]) }
 }
 
 unsafe extern "C" fn inject(
@@ -353,7 +330,7 @@ unsafe extern "C" fn recv(
 ) -> isize {
     let receiving = Receiving { from, tag: None, context, flags: None };
     // SAFETY: as `send`.
-    unsafe { receiving.run(part(endpoint), &[(buffer.cast(), length)]) }
+    unsafe { receiving.run(EndpointObject::part(endpoint), &[(buffer.cast(), length)]) }
 }
 
 unsafe extern "C" fn recvv(
@@ -366,7 +343,7 @@ unsafe extern "C" fn recvv(
 ) -> isize {
     let receiving = Receiving { from, tag: None, context, flags: None };
     // SAFETY: as `send`.
-    unsafe { with_pieces(list, count, |pieces| receiving.run(part(endpoint), pieces)) }
+    unsafe { with_pieces(list, count, |pieces| receiving.run(EndpointObject::part(endpoint), pieces)) }
 }
 
 unsafe extern "C" fn recvmsg(endpoint: *mut fid_ep, message: *const fi_msg, flags: u64) -> isize {
@@ -375,7 +352,9 @@ unsafe extern "C" fn recvmsg(endpoint: *mut fid_ep, message: *const fi_msg, flag
         let message = &*message;
         let receiving =
             Receiving { from: message.addr, tag: None, context: message.context, flags: Some(flags) };
-        with_pieces(message.msg_iov, message.iov_count, |pieces| receiving.run(part(endpoint), pieces))
+        with_pieces(message.msg_iov, message.iov_count, |pieces| {
+            receiving.run(EndpointObject::part(endpoint), pieces)
+        })
     }
 }
 
@@ -388,9 +367,9 @@ unsafe extern "C" fn tsend(
     tag: u64,
     context: *mut c_void,
 ) -> isize {
-    let sending = Sending { to, tag: Some(tag), data: None, context, flags: None };
+    let sending = Sending::new(to, Some(tag), context);
     // SAFETY: as `send`.
-    unsafe { sending.run(part(endpoint), &[(buffer.cast_mut().cast(), length)]) }
+    unsafe { sending.run(EndpointObject::part(endpoint), &[(buffer.cast_mut().cast(), length)]) }
 }
 
 unsafe extern "C" fn tsendv(
@@ -402,9 +381,9 @@ unsafe extern "C" fn tsendv(
     tag: u64,
     context: *mut c_void,
 ) -> isize {
-    let sending = Sending { to, tag: Some(tag), data: None, context, flags: None };
+    let sending = Sending::new(to, Some(tag), context);
     // SAFETY: as `send`.
-    unsafe { with_pieces(list, count, |pieces| sending.run(part(endpoint), pieces)) }
+    unsafe { with_pieces(list, count, |pieces| sending.run(EndpointObject::part(endpoint), pieces)) }
 }
 
 unsafe extern "C" fn tsendmsg(endpoint: *mut fid_ep, message: *const fi_msg_tagged, flags: u64) -> isize {
@@ -414,7 +393,9 @@ unsafe extern "C" fn tsendmsg(endpoint: *mut fid_ep, message: *const fi_msg_tagg
         let data = (flags & FI_REMOTE_CQ_DATA != 0).then_some(message.data);
         let (to, tag, context) = (message.addr, Some(message.tag), message.context);
         let sending = Sending { to, tag, data, context, flags: Some(flags) };
-        with_pieces(message.msg_iov, message.iov_count, |pieces| sending.run(part(endpoint), pieces))
+        with_pieces(message.msg_iov, message.iov_count, |pieces| {
+            sending.run(EndpointObject::part(endpoint), pieces)
+        })
     }
 }
 
@@ -428,9 +409,9 @@ unsafe extern "C" fn tsenddata(
     tag: u64,
     context: *mut c_void,
 ) -> isize {
-    let sending = Sending { to, tag: Some(tag), data: Some(data), context, flags: None };
+    let sending = Sending { data: Some(data), ..Sending::new(to, Some(tag), context) };
     // SAFETY: as `send`.
-    unsafe { sending.run(part(endpoint), &[(buffer.cast_mut().cast(), length)]) }
+    unsafe { sending.run(EndpointObject::part(endpoint), &[(buffer.cast_mut().cast(), length)]) }
 }
 
 unsafe extern "C" fn tinject(
@@ -468,7 +449,7 @@ unsafe extern "C" fn trecv(
 ) -> isize {
     let receiving = Receiving { from, tag: Some((tag, ignored)), context, flags: None };
     // SAFETY: as `send`.
-    unsafe { receiving.run(part(endpoint), &[(buffer.cast(), length)]) }
+    unsafe { receiving.run(EndpointObject::part(endpoint), &[(buffer.cast(), length)]) }
 }
 
 unsafe extern "C" fn trecvv(
@@ -483,7 +464,7 @@ unsafe extern "C" fn trecvv(
 ) -> isize {
     let receiving = Receiving { from, tag: Some((tag, ignored)), context, flags: None };
     // SAFETY: as `send`.
-    unsafe { with_pieces(list, count, |pieces| receiving.run(part(endpoint), pieces)) }
+    unsafe { with_pieces(list, count, |pieces| receiving.run(EndpointObject::part(endpoint), pieces)) }
 }
 
 unsafe extern "C" fn trecvmsg(endpoint: *mut fid_ep, message: *const fi_msg_tagged, flags: u64) -> isize {
@@ -492,6 +473,8 @@ unsafe extern "C" fn trecvmsg(endpoint: *mut fid_ep, message: *const fi_msg_tagg
         let message = &*message;
         let (from, tag) = (message.addr, Some((message.tag, message.ignore)));
         let receiving = Receiving { from, tag, context: message.context, flags: Some(flags) };
-        with_pieces(message.msg_iov, message.iov_count, |pieces| receiving.run(part(endpoint), pieces))
+        with_pieces(message.msg_iov, message.iov_count, |pieces| {
+            receiving.run(EndpointObject::part(endpoint), pieces)
+        })
     }
 }

@@ -4,7 +4,7 @@
 //! an [`Arc`]. Objects that use another one hold its part, by which closing fails with
 //! `-FI_EBUSY` while it is in use.
 
-use core::ffi::{c_char, c_int, c_void};
+use core::ffi::c_int;
 use std::sync::Arc;
 
 use libfabric_sys::{FI_EBUSY, FI_SUCCESS, fi_ops, fid};
@@ -51,35 +51,4 @@ impl<F, T> Boxed<F, T> {
 /// The operations of objects that can only be closed, by `close`.
 pub(crate) const fn closed_by(close: unsafe extern "C" fn(*mut fid) -> c_int) -> fi_ops {
     fi_ops { close: Some(close), ..fi_ops::UNSUPPORTED }
-}
-
-/// Copies a text with its end into a buffer of the caller. Cuts what does not fit.
-///
-/// # Safety
-/// `buffer` is null or has `length` bytes.
-pub(crate) unsafe fn copy_text(text: &str, buffer: *mut c_char, length: usize) {
-    if buffer.is_null() || length == 0 {
-        return;
-    }
-    let count = text.len().min(length - 1);
-    // SAFETY: `buffer` has `length` bytes, more than `count`.
-    unsafe {
-        core::ptr::copy_nonoverlapping(text.as_ptr().cast(), buffer, count);
-        *buffer.add(count) = 0;
-    }
-}
-
-/// Copies an address into a buffer of the caller, as `getname` and others do: as much as fits, and
-/// the whole length.
-///
-/// # Safety
-/// `length` can be read and written; `buffer` has that many bytes.
-pub(crate) unsafe fn copy_address(bytes: &[u8], buffer: *mut c_void, length: *mut usize) -> bool {
-    // SAFETY: by this function's contract.
-    unsafe {
-        let capacity = core::mem::replace(&mut *length, bytes.len());
-        let count = if buffer.is_null() { 0 } else { capacity.min(bytes.len()) };
-        core::ptr::copy_nonoverlapping(bytes.as_ptr(), buffer.cast(), count);
-        count == bytes.len()
-    }
 }

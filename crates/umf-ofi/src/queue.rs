@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use libfabric_sys::*;
 use umf_link::mesh::Waker;
 
+use crate::conversions::{self, copy_text};
 use crate::domain::{Domain, DomainObject};
-use crate::endpoint::Endpoint;
-use crate::libraries;
-use crate::object::{Boxed, closed_by, copy_text};
+use crate::endpoint::{BoundEndpoints, Endpoint};
+use crate::object::{Boxed, closed_by};
 
 /// How long a thread polls before it sleeps.
 const SPIN: Duration = Duration::from_micros(50);
@@ -47,7 +47,7 @@ pub(crate) struct Queue {
     format: fi_cq_format,
     can_wait: bool,
     entries: Mutex<VecDeque<Entry>>,
-    endpoints: Mutex<Vec<Arc<Endpoint>>>,
+    endpoints: BoundEndpoints,
     is_signalled: AtomicBool,
     /// Threads that sleep, and what wakes them.
     sleeping: AtomicUsize,
@@ -58,11 +58,6 @@ pub(crate) type QueueObject = Boxed<fid_cq, Queue>;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Returns the text of a positive error number.
-pub(crate) fn text_of(number: c_int) -> String {
-    libraries().last().map_or_else(|| format!("error {number}"), |library| library.text_of(number))
 }
 
 impl Queue {
@@ -76,32 +71,19 @@ impl Queue {
 
     /// Adds an endpoint, with which reading makes progress.
     pub(crate) fn bind(&self, endpoint: &Arc<Endpoint>) {
-        let mut endpoints = lock(&self.endpoints);
-        if !endpoints.iter().any(|bound| Arc::ptr_eq(bound, endpoint)) {
-            endpoints.push(Arc::clone(endpoint));
+        if self.endpoints.add(endpoint) {
             lock(&self.wakers).push((Arc::as_ptr(endpoint).addr(), endpoint.waker().clone()));
         }
     }
 
     pub(crate) fn unbind(&self, endpoint: &Arc<Endpoint>) {
-        lock(&self.endpoints).retain(|bound| !Arc::ptr_eq(bound, endpoint));
+        self.endpoints.remove(endpoint);
         lock(&self.wakers).retain(|(address, _)| *address != Arc::as_ptr(endpoint).addr());
-    }
-
-    fn progress(&self) {
-        // An endpoint that is closed by another thread meanwhile is a misuse that the interface
-        // excludes, so that the lock may be held.
-        for endpoint in &*lock(&self.endpoints) {
-            endpoint.progress();
-        }
     }
 
     /// Sleeps until there may be something, for at most `most`.
     fn sleep(&self, most: Duration) {
-        let (first, count) = {
-            let endpoints = lock(&self.endpoints);
-            (endpoints.first().cloned(), endpoints.len())
-        };
+        let (first, count) = self.endpoints.first_and_count();
         let most = most.min(if count == 1 { SLEEP } else { SLEEP_OF_SEVERAL });
         let Some(endpoint) = first else { return std::thread::sleep(most) };
         if let Some(sleeper) = endpoint.progress_or_sleeper() {
@@ -220,7 +202,7 @@ pub(crate) unsafe extern "C" fn open(
             format,
             can_wait: attributes.wait_obj != FI_WAIT_NONE,
             entries: Mutex::default(),
-            endpoints: Mutex::default(),
+            endpoints: BoundEndpoints::default(),
             is_signalled: AtomicBool::new(false),
             sleeping: AtomicUsize::new(0),
             wakers: Mutex::default(),
@@ -253,7 +235,7 @@ unsafe extern "C" fn read_from(
     // SAFETY: an open queue, and memory by the interface.
     unsafe {
         let queue = QueueObject::part(queue);
-        queue.progress();
+        queue.endpoints.progress();
         queue.take(buffer, count, sources)
     }
 }
@@ -353,6 +335,6 @@ unsafe extern "C" fn text_of_error(
     length: usize,
 ) -> *const c_char {
     // SAFETY: by the interface.
-    unsafe { copy_text(&text_of(number), buffer, length) };
+    unsafe { copy_text(&conversions::text_of_error(number), buffer, length) };
     buffer
 }

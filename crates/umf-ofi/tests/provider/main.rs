@@ -6,281 +6,14 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
 
-use std::ffi::{CStr, OsString, c_void};
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+mod ranks;
+
+use std::ffi::c_void;
 use std::ptr::{null, null_mut};
 
 use libfabric_sys::*;
 
-const ADDRESS: usize = 64;
-const ROLE: &str = "TESTS_UMF_OFI_ROLE";
-
-#[track_caller]
-fn succeeds(result: impl Into<i64>) {
-    let result = result.into();
-    assert!(result >= 0, "error {}", -result);
-}
-
-/// A completion, or the error of one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Completion {
-    context: usize,
-    flags: u64,
-    length: usize,
-    data: u64,
-    tag: u64,
-    source: u64,
-    error: i32,
-    excess: usize,
-}
-
-/// An endpoint with all that it needs.
-struct Endpoint {
-    domain: *mut fid_domain,
-    queue: *mut fid_cq,
-    endpoint: *mut fid_ep,
-    others: Vec<*mut fid>,
-}
-
-impl Endpoint {
-    fn open(library: &Library, progress: fi_progress) -> Self {
-        let (mut info, mut fabric, mut domain) = (null_mut(), null_mut(), null_mut());
-        let (mut queue, mut vector, mut endpoint) = (null_mut(), null_mut(), null_mut());
-        let version = library.version();
-        // SAFETY: the calls have the arguments that the interface requires.
-        unsafe {
-            let hints = library.fi_allocinfo();
-            (*(*hints).fabric_attr).prov_name = libc::strdup(c"umf".as_ptr());
-            (*(*hints).domain_attr).data_progress = progress;
-            succeeds(library.fi_getinfo(version, null(), null(), 0, hints, &raw mut info));
-            library.fi_freeinfo(hints);
-            assert_eq!(CStr::from_ptr((*(*info).fabric_attr).prov_name), c"umf");
-            succeeds(library.fi_fabric((*info).fabric_attr, &raw mut fabric, null_mut()));
-            succeeds(fi_domain(fabric, info, &raw mut domain, null_mut()));
-            let mut attributes =
-                fi_cq_attr { format: FI_CQ_FORMAT_TAGGED, wait_obj: FI_WAIT_UNSPEC, ..fi_cq_attr::ZERO };
-            succeeds(fi_cq_open(domain, &raw mut attributes, &raw mut queue, null_mut()));
-            let mut attributes = fi_av_attr { r#type: FI_AV_TABLE, ..fi_av_attr::ZERO };
-            succeeds(fi_av_open(domain, &raw mut attributes, &raw mut vector, null_mut()));
-            succeeds(fi_endpoint(domain, info, &raw mut endpoint, null_mut()));
-            assert_eq!(fi_enable(endpoint), -FI_ENOAV);
-            succeeds(fi_ep_bind(endpoint, queue.cast(), FI_TRANSMIT | FI_RECV));
-            succeeds(fi_ep_bind(endpoint, vector.cast(), 0));
-            succeeds(fi_enable(endpoint));
-            library.fi_freeinfo(info);
-        }
-        Self { domain, queue, endpoint, others: vec![vector.cast(), domain.cast(), fabric.cast()] }
-    }
-
-    fn name(&self) -> [u8; ADDRESS] {
-        let (mut name, mut length) = ([0; ADDRESS], 1);
-        // SAFETY: the buffer has `length` bytes.
-        unsafe {
-            let buffer = name.as_mut_ptr().cast::<c_void>();
-            assert_eq!(fi_getname(self.endpoint.cast(), buffer, &raw mut length), -FI_ETOOSMALL);
-            assert_eq!(length, ADDRESS);
-            succeeds(fi_getname(self.endpoint.cast(), buffer, &raw mut length));
-        }
-        name
-    }
-
-    fn insert(&self, names: &[[u8; ADDRESS]]) {
-        let mut numbers = vec![0; names.len()];
-        // SAFETY: as many addresses as numbers.
-        let inserted = unsafe {
-            let (names, numbers) = (names.as_ptr().cast(), numbers.as_mut_ptr());
-            fi_av_insert(self.others[0].cast(), names, 2, numbers, 0, null_mut())
-        };
-        assert_eq!((inserted, &numbers[..]), (2, &[0, 1][..]));
-        // SAFETY: no address is read.
-        let none = unsafe { fi_av_insert(self.others[0].cast(), null(), 1, null_mut(), 0, null_mut()) };
-        assert_eq!(none, -FI_EINVAL);
-    }
-
-    /// Returns the next completion, or `None` if there is none now.
-    fn poll(&self) -> Option<Completion> {
-        let mut entry = fi_cq_tagged_entry::ZERO;
-        let mut source = 0;
-        // SAFETY: one entry of the queue's format.
-        match unsafe { fi_cq_readfrom(self.queue, (&raw mut entry).cast(), 1, &raw mut source) } {
-            1 => Some(Completion {
-                context: entry.op_context.addr(),
-                flags: entry.flags,
-                length: entry.len,
-                data: entry.data,
-                tag: entry.tag,
-                source,
-                error: 0,
-                excess: 0,
-            }),
-            none if none == -(FI_EAGAIN as isize) => None,
-            error => {
-                assert_eq!(error, -(FI_EAVAIL as isize));
-                let mut entry = fi_cq_err_entry_1_20::ZERO;
-                entry.src_addr = FI_ADDR_NOTAVAIL;
-                // SAFETY: an entry as large as any version's.
-                assert_eq!(unsafe { fi_cq_readerr(self.queue, (&raw mut entry).cast(), 0) }, 1);
-                let base = entry.base;
-                Some(Completion {
-                    context: base.op_context.addr(),
-                    flags: base.flags,
-                    length: base.len,
-                    data: base.data,
-                    tag: base.tag,
-                    source: entry.src_addr,
-                    error: base.err,
-                    excess: base.olen,
-                })
-            }
-        }
-    }
-
-    fn next(&self) -> Completion {
-        loop {
-            if let Some(completion) = self.poll() {
-                return completion;
-            }
-            std::thread::yield_now();
-        }
-    }
-
-    fn send(&self, to: u64, tag: u64, bytes: &[u8]) {
-        // SAFETY: the memory is kept until the completion, for which this waits.
-        succeeds(unsafe {
-            let context = std::ptr::without_provenance_mut(1);
-            fi_tsend(self.endpoint, bytes.as_ptr().cast(), bytes.len(), null_mut(), to, tag, context) as i64
-        });
-        let sent = self.next();
-        assert_eq!((sent.context, sent.flags, sent.error), (1, FI_SEND | FI_TAGGED, 0));
-    }
-
-    /// Posts a receive with a context.
-    fn post(&self, context: usize, from: u64, tag: u64, into: &mut [u8]) {
-        // SAFETY: the memory is kept until the completion.
-        succeeds(unsafe {
-            let context = std::ptr::without_provenance_mut(context);
-            let (buffer, length) = (into.as_mut_ptr().cast(), into.len());
-            fi_trecv(self.endpoint, buffer, length, null_mut(), from, tag, 0, context) as i64
-        });
-    }
-
-    fn receive(&self, from: u64, tag: u64, into: &mut [u8]) -> Completion {
-        self.post(2, from, tag, into);
-        let received = self.next();
-        assert_eq!((received.context, received.source), (2, from), "{received:?}");
-        received
-    }
-
-    fn close(self) {
-        // SAFETY: nothing is used afterwards.
-        unsafe {
-            assert_eq!(fi_close(self.domain.cast()), -FI_EBUSY);
-            succeeds(fi_close(self.endpoint.cast()));
-            succeeds(fi_close(self.queue.cast()));
-            for object in self.others {
-                succeeds(fi_close(object));
-            }
-        }
-    }
-}
-
-/// What the process of an endpoint does: `None` in the test itself.
-fn role() -> Option<usize> {
-    Some(std::env::var(ROLE).ok()?.parse().unwrap())
-}
-
-fn library(test: &str) -> Option<Library> {
-    let path = std::env::var_os("TESTS_LIBFABRIC").unwrap_or_else(|| OsString::from(LIBRARY));
-    // SAFETY: the system's library, or the one that the user of the test names.
-    match unsafe { Library::open(&path) } {
-        Ok(library) => Some(library),
-        Err(error) => {
-            println!("umf-skip: {test}: {error}");
-            None
-        }
-    }
-}
-
-/// A process with an endpoint.
-struct Rank {
-    child: Child,
-    input: ChildStdin,
-    output: BufReader<ChildStdout>,
-}
-
-impl Rank {
-    /// Returns the rest of the next line that begins with a word.
-    fn line(&mut self, word: &str) -> String {
-        loop {
-            let mut line = String::new();
-            assert_ne!(self.output.read_line(&mut line).unwrap(), 0, "the process ended before {word:?}");
-            // The test harness writes the name of the test before the first line.
-            if let Some((_, rest)) = line.split_once(word) {
-                return rest.trim().to_owned();
-            }
-            print!("{line}");
-        }
-    }
-
-    fn tell(&mut self, line: &str) {
-        writeln!(self.input, "{line}").unwrap();
-    }
-
-    fn ends_well(mut self) {
-        drop(self.input);
-        let mut rest = String::new();
-        std::io::Read::read_to_string(&mut self.output, &mut rest).unwrap();
-        assert!(self.child.wait().unwrap().success(), "{rest}");
-    }
-}
-
-/// Starts two processes with this test, and tells each the addresses of both.
-fn start(test: &str, folder: &tempfile::TempDir) -> [Rank; 2] {
-    let program = std::env::current_exe().unwrap();
-    let built = program.ancestors().nth(1).unwrap().join("libumf_ofi.so");
-    std::os::unix::fs::symlink(&built, folder.path().join("libumf-fi.so")).unwrap();
-    let mut ranks = [0, 1].map(|rank| {
-        let mut child = Command::new(&program);
-        child.args(["--exact", test, "--nocapture"]).env(ROLE, rank.to_string());
-        child.env("FI_PROVIDER_PATH", folder.path()).env("FI_UMF_COUNTERS", folder.path());
-        let mut child = child.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        let (input, output) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
-        Rank { child, input, output: BufReader::new(output) }
-    });
-    let names: Vec<_> = ranks.iter_mut().map(|rank| rank.line("name ")).collect();
-    for rank in &mut ranks {
-        rank.tell(&names.join(" "));
-    }
-    ranks
-}
-
-fn read_line() -> String {
-    let mut line = String::new();
-    std::io::stdin().read_line(&mut line).unwrap();
-    line
-}
-
-/// Opens the endpoint of a process, and exchanges addresses with the test.
-fn meet(library: &Library) -> Endpoint {
-    meet_with(library, FI_PROGRESS_UNSPEC)
-}
-
-fn meet_with(library: &Library, progress: fi_progress) -> Endpoint {
-    let endpoint = Endpoint::open(library, progress);
-    let name: String = endpoint.name().iter().map(|byte| format!("{byte:02x}")).collect();
-    println!("name {name}");
-    let names: Vec<[u8; ADDRESS]> = read_line()
-        .split_whitespace()
-        .map(|text| std::array::from_fn(|at| u8::from_str_radix(&text[2 * at..2 * at + 2], 16).unwrap()))
-        .collect();
-    endpoint.insert(&names);
-    endpoint
-}
-
-fn contents(length: usize, seed: u64) -> Vec<u8> {
-    (0..length).map(|at| (at as u64 * 31 + seed * 7) as u8).collect()
-}
+use ranks::{Rank, contents, library, meet, meet_with, process, role, start, succeeds};
 
 #[test]
 fn messages_arrive_whole_and_are_counted() {
@@ -364,6 +97,7 @@ fn probes_claims_cancels_and_cut_messages_are_reported() {
             endpoint.send(1, tag, &contents(600 + tag as usize, tag));
         }
         endpoint.send(1, 13, &contents(100_000, 13));
+        endpoint.send(1, 14, &contents(2000, 14));
         // What is received by a message for several, without tags.
         for number in 0..3_u8 {
             // SAFETY: the memory is read at once.
@@ -408,7 +142,9 @@ fn probes_claims_cancels_and_cut_messages_are_reported() {
     // A message that does not fit.
     let mut cut = call(9, 13, 0, 0);
     assert_eq!((cut.error, cut.length, cut.excess, cut.tag), (FI_ETRUNC, 1000, 99_000, 13));
-    assert!(into == contents(100_000, 13)[..1000]);
+    cut = call(9, 14, 0, 0);
+    assert_eq!((cut.error, cut.length, cut.excess, cut.tag), (FI_ETRUNC, 1000, 1000, 14));
+    assert!(into == contents(2000, 14)[..1000]);
     // A receive that is cancelled.
     endpoint.post(11, 0, 50, &mut into);
     let context = std::ptr::without_provenance_mut(11);
@@ -644,13 +380,9 @@ fn hints_that_do_not_fit_find_nothing() {
     const TEST: &str = "hints_that_do_not_fit_find_nothing";
     let Some(library) = library(TEST) else { return };
     if role().is_none() {
-        let program = std::env::current_exe().unwrap();
         let folder = tempfile::tempdir().unwrap();
-        let built = program.ancestors().nth(1).unwrap().join("libumf_ofi.so");
-        std::os::unix::fs::symlink(&built, folder.path().join("libumf-fi.so")).unwrap();
-        let mut child = Command::new(program);
-        child.args(["--exact", TEST, "--nocapture"]).env(ROLE, "0").env("FI_PROVIDER_PATH", folder.path());
-        return assert!(child.status().unwrap().success());
+        let status = process(TEST, folder.path(), 0).status().unwrap();
+        return assert!(status.success());
     }
     let find = |change: &dyn Fn(&mut fi_info)| {
         let mut info = null_mut();

@@ -9,8 +9,8 @@ use libfabric_sys::*;
 use umf_link::mesh::{RegionKey, Registrar};
 use umf_link::{Registration, RemoteAccess};
 
+use crate::conversions::refuse;
 use crate::domain::{Domain, DomainObject};
-use crate::failure;
 use crate::object::{Boxed, closed_by};
 
 /// The regions and the endpoints of a domain.
@@ -127,7 +127,7 @@ unsafe fn register(
     });
     for registrar in &regions.registrars {
         if let Err(error) = region.register(registrar) {
-            return failure::refuse("registering memory", &error) as c_int;
+            return refuse("registering memory", &error) as c_int;
         }
     }
     if let Some((slot, _)) = place {
