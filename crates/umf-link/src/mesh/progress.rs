@@ -43,9 +43,8 @@ impl Mesh {
         self.inbox.remove_dropped_requests();
         let mut is_any = self.progress_lanes();
         is_any |= self.progress_fetches();
-        // Copying a long message waits for its sender, and reads lanes meanwhile.
-        self.settle();
         is_any |= self.progress_sends();
+        self.settle();
         self.calls = self.calls.wrapping_add(1);
         if self.calls.is_multiple_of(CALLS) {
             self.check_processes();
@@ -100,6 +99,7 @@ impl Mesh {
     /// Reads the next record of a lane. Returns whether there was one.
     #[inline]
     fn advance(&mut self, link: usize) -> Result<bool> {
+        self.settle();
         let Some(peer) = &mut self.inbox.peers[link] else { return Ok(false) };
         let Some(record) = peer.peek()? else { return Ok(false) };
         let RecordHeader { kind, context, tag, length } = record;
@@ -121,28 +121,38 @@ impl Mesh {
             }
             NAME => {
                 self.inbox.read_name(link, length);
-                self.name_links();
+                self.settle();
                 return Ok(true);
             }
             BLOCK => return Err(unknown_kind(&peer.channel)),
             _ => {}
         }
-        let id = self.inbox.enqueue(link, record, false)?;
-        self.matched = id;
-        self.match_posted(id);
+        self.inbox.enqueue(link, record, false)?;
+        self.settle();
         Ok(true)
     }
 
-    /// Uses what a call that waited has read from the lanes.
+    /// Uses what calls that waited have read from the lanes. Called before anything that depends on
+    /// the order of messages, since a call that copies a long message may wait for its sender.
+    #[inline]
     pub(super) fn settle(&mut self) {
+        if self.matched != self.inbox.queue.latest() || self.has_names() {
+            self.settle_slow();
+        }
+    }
+
+    #[cold]
+    fn settle_slow(&mut self) {
         self.name_links();
-        while self.matched < self.inbox.queue.latest()
-            && let Some(id) = self.inbox.queue.free_after(self.matched)
-        {
+        while let Some(id) = self.inbox.queue.free_after(self.matched) {
             self.matched = id;
             self.match_posted(id);
         }
         self.matched = self.inbox.queue.latest();
+    }
+
+    fn has_names(&self) -> bool {
+        self.inbox.names.as_ref().is_some_and(|names| !names.is_empty())
     }
 
     /// Ends a link whose process has sent messages and not named itself.
@@ -155,7 +165,7 @@ impl Mesh {
 
     /// Uses the addresses of processes that made links.
     fn name_links(&mut self) {
-        let Some(names) = self.inbox.names.as_mut().filter(|names| !names.is_empty()) else { return };
+        let Some(names) = &mut self.inbox.names else { return };
         for (link, name) in core::mem::take(names) {
             let Some(channel) = self.inbox.channel(link).cloned() else { continue };
             let address = LinkAddress::from_bytes(&name).ok().filter(|_| self.links[link].process.is_none());

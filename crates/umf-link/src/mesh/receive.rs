@@ -94,7 +94,10 @@ impl Mesh {
         }
         let matching = wanted.matching();
         let mut posted = Posted { token, matching, into, many: many.map(|least| (0, least)) };
-        while let Some(id) = self.inbox.queue.find(&matching) {
+        loop {
+            // Receiving a message may add others to the queue, for receives that were posted before.
+            self.settle();
+            let Some(id) = self.inbox.queue.find(&matching) else { break };
             if self.assign(id, &mut posted) {
                 return Ok(());
             }
@@ -125,6 +128,7 @@ impl Mesh {
     /// Looks at what earlier calls of [`Mesh::progress`] have found. (MPICH relies on that: of a
     /// message to itself and one of another process, it probes the latter and receives the former.)
     pub fn peek(&mut self, wanted: &Wanted, claim: Option<u64>) -> Option<Message> {
+        self.settle();
         let id = self.inbox.queue.find(&wanted.matching())?;
         let message = self.message(id)?;
         if let Some(token) = claim {

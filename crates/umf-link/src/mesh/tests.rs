@@ -381,3 +381,51 @@ fn end_of_a_process_is_seen_while_others_send_without_a_pause() {
         assert!(round < 50_000_000, "the end is not seen");
     }
 }
+
+/// A call that waits for another process reads the lanes, and leaves messages in the queue.
+#[test]
+fn messages_that_were_read_by_a_wait_keep_their_order() {
+    let (mut one, mut other, to_other, _) = pair();
+    one.inject(to_other, label(0), b"").unwrap();
+    let mut into = [0_u8; 1000];
+    // SAFETY: kept until the completions.
+    let mut into = || unsafe { Destination::from_raw(&[(into.as_mut_ptr(), 1000)]) };
+    // SAFETY: as above.
+    unsafe { other.receive(any(None), into(), None, 0).unwrap() };
+    complete(&mut other, &mut one);
+    for is_posted_later in [false, true] {
+        for length in [0, 1000] {
+            let bytes = vec![7; length];
+            let mut post = |other: &mut Mesh| {
+                for token in [1, 2] {
+                    // SAFETY: as above.
+                    unsafe { other.receive(any(None), into(), None, token).unwrap() };
+                }
+            };
+            if !is_posted_later {
+                post(&mut other);
+            }
+            for tag in [1, 2] {
+                // The second one is read by the mesh, in the ring or as an offer.
+                // SAFETY: kept until the completions.
+                let source = unsafe { Source::from_raw(&[(bytes.as_ptr().cast_mut(), length)]) };
+                // SAFETY: as above.
+                unsafe { one.send(to_other, label(tag), source, length > 0, 9).unwrap() };
+                if tag == 1 {
+                    other.inbox.progress();
+                }
+            }
+            if is_posted_later {
+                post(&mut other);
+            }
+            for token in [1, 2] {
+                let completion = complete(&mut other, &mut one);
+                assert_eq!((completion.token, received(completion).tag), (token, token));
+            }
+            while length > 0 && one.sends.len() + one.completions.len() > 0 {
+                one.progress();
+                one.completions.clear();
+            }
+        }
+    }
+}

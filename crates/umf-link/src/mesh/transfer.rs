@@ -147,9 +147,7 @@ impl Mesh {
         let size = usize::try_from(key.length).unwrap_or(usize::MAX);
         let outside = || Error::OutOfBounds { offset: address as usize, length: local.len(), size };
         let offset = offset.filter(|offset| *offset <= size).ok_or_else(outside)?;
-        let done = self.inbox.transfer(link, direction, &key, offset.into(), local).map(drop);
-        self.settle();
-        done
+        self.inbox.transfer(link, direction, &key, offset.into(), local).map(drop)
     }
 
     /// Changes numbers in registered memory of a process, from `address` on, and returns when they
@@ -180,9 +178,7 @@ impl Mesh {
         let (key, base) = self.find_range(link, key)?;
         let offset = usize::try_from(address.wrapping_sub(base)).unwrap_or(usize::MAX);
         let bytes = [operands, compared].concat();
-        let done = self.inbox.request_atomic(link, &key, offset, atomic, (&bytes, previous));
-        self.settle();
-        done
+        self.inbox.request_atomic(link, &key, offset, atomic, (&bytes, previous))
     }
 
     /// Reads what a process publishes of a range. Returns its key and its address there.
