@@ -54,8 +54,7 @@ impl Mesh {
             self.inbox.resume_data();
         } else {
             self.idle = self.idle.saturating_add(1);
-            let is_crowded = self.inbox.peers.len() >= self.processors;
-            if self.idle > if is_crowded { BEFORE_YIELD } else { BEFORE_ANY_YIELD } {
+            if self.idle > if self.inbox.is_oversubscribed { BEFORE_YIELD } else { BEFORE_ANY_YIELD } {
                 std::thread::yield_now();
             }
         }
@@ -75,6 +74,7 @@ impl Mesh {
             self.links.resize_with(link + 1, Link::default);
         }
         self.links[link].process = process;
+        self.inbox.is_oversubscribed = self.inbox.peers.len() >= self.processors;
         link
     }
 

@@ -210,8 +210,10 @@ impl Mesh {
         }
         self.inbox.queue.set_busy(id);
         let matching = Matching::new(Some(message.from.0), TagMatch::ANY, Context::Messages);
-        // The memory stays valid until the completion, so the sender may write into it.
-        let receiving = Receiving::new(matching, into, Some(Limit::new(None)));
+        // The memory stays valid until the completion, so the sender may write into it. If processes
+        // share processors, one copies alone instead of waiting for the other.
+        let limit = (!self.inbox.is_oversubscribed).then(|| Limit::new(None));
+        let receiving = Receiving::new(matching, into, limit);
         let mut fetch = Fetch { token: posted.token, id, message, receiving, is_last };
         if !self.fetch(&mut fetch) {
             self.fetches.push(fetch);
