@@ -1,5 +1,6 @@
-//! Commands for links and their messages, from and to private memory or blocks of pools.
+//! Commands for links, meshes and their messages, from and to private memory or blocks of pools.
 
+mod meshes;
 mod ranks;
 mod remote;
 mod traffic;
@@ -15,7 +16,7 @@ use crate::memory::{ActorState, content, holds};
 use crate::stress::next;
 use crate::{Answer, Failure};
 
-/// Endpoints, links and communicators, by the names that commands give.
+/// Endpoints, links, communicators and meshes, by the names that commands give.
 #[derive(Default)]
 pub(crate) struct Links {
     endpoints: HashMap<String, Endpoint>,
@@ -25,6 +26,7 @@ pub(crate) struct Links {
     /// Registered memory, with the name of its link.
     ranges: Vec<(String, Registration<'static>)>,
     communicators: ranks::Communicators,
+    meshes: meshes::Meshes,
     /// Number of forked children that were killed at a failpoint.
     killed: u64,
 }
@@ -93,7 +95,8 @@ pub(crate) fn execute(all: &mut Links, command: &str, words: &[&str]) -> Option<
         ("link-scribble", [seed, ms]) => scribble(seed, ms),
         _ => {
             return remote::execute(all, command, words)
-                .or_else(|| ranks::execute(&mut all.communicators, command, words));
+                .or_else(|| ranks::execute(&mut all.communicators, command, words))
+                .or_else(|| meshes::execute(&mut all.meshes, command, words));
         }
     })
 }

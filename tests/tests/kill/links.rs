@@ -1,5 +1,5 @@
 //! The campaign for links: one of two processes is killed at each failpoint while they connect,
-//! exchange messages and close, as the two ends of a link or as ranks of a job. The other process
+//! exchange messages and close, as the two ends of a link, as ranks of a job or as meshes. The other process
 //! must get an error, and hold afterwards what it held before. A second campaign is of sockets in a
 //! directory.
 
@@ -58,6 +58,7 @@ fn campaign(
             let mut first = spawn();
             assert!(!round(&mut survivor, &mut first, accepts, 1));
             assert!(!round_of_ranks(&mut survivor, &mut first, u64::from(accepts), spawn));
+            assert!(!round_of_meshes(&mut survivor, &mut first, accepts, 1));
             first.finish();
         }
         survivor.ok("evict");
@@ -76,6 +77,8 @@ fn campaign(
                     victim.ok(&format!("arm {failpoint} {nth} kill"));
                     let killed = if is_of_ranks || rng.one_in(6) {
                         round_of_ranks(&mut survivor, &mut victim, rng.below(2), spawn)
+                    } else if failpoint == "link.mesh_met" || rng.one_in(4) {
+                        round_of_meshes(&mut survivor, &mut victim, accepts, rng.next_u64())
                     } else {
                         round(&mut survivor, &mut victim, accepts, rng.next_u64())
                     };
@@ -96,7 +99,9 @@ fn campaign(
 /// Returns whether the victim must accept (or must connect) to reach a failpoint.
 fn accepts(failpoint: Failpoint) -> Option<bool> {
     match failpoint {
-        "link.listening" | "link.accepted" | "link.answering" | "link.welcomed" => Some(true),
+        "link.listening" | "link.accepted" | "link.answering" | "link.welcomed" | "link.mesh_met" => {
+            Some(true)
+        }
         "link.connected" | "link.proven" | "link.lane_made" | "link.proposed" => Some(false),
         _ => None,
     }
@@ -183,6 +188,26 @@ fn round(survivor: &mut Actor, victim: &mut Actor, accepts: bool, seed: u64) -> 
     let _ = command_victim(victim, "link-unbind end");
     survivor.ok("link-drop link");
     survivor.ok("link-unbind end");
+    if !victim.is_reaped() {
+        victim.ok("disarm");
+    }
+    victim.is_reaped()
+}
+
+/// Runs a round of two meshes. The one that accepts sends when it has got a message; else both send
+/// at once. Returns whether the victim was killed.
+fn round_of_meshes(survivor: &mut Actor, victim: &mut Actor, accepts: bool, seed: u64) -> bool {
+    let own = survivor.ok("mesh-new mesh");
+    if let Some(address) = command_victim(victim, "mesh-new mesh") {
+        let order = if accepts { "answers" } else { "sends" };
+        let seed = seed % 1000;
+        let mine = format!("mesh-exchange mesh {} sends 40 {seed} {}", address.unwrap(), seed + 1);
+        survivor.send(&mine);
+        let _ = command_victim(victim, &format!("mesh-exchange mesh {own} {order} 40 {} {seed}", seed + 1));
+        await_survivor(survivor, &mine);
+        let _ = command_victim(victim, "mesh-drop mesh");
+    }
+    survivor.ok("mesh-drop mesh");
     if !victim.is_reaped() {
         victim.ok("disarm");
     }
