@@ -35,6 +35,7 @@ pub mod importer;
 pub mod inspect;
 mod lease;
 mod ledger;
+pub mod preloaded;
 mod protocol;
 pub mod rendezvous;
 pub mod transfer;

@@ -4,6 +4,7 @@
 
 use core::marker::PhantomData;
 use std::io::{IoSlice, IoSliceMut};
+use std::sync::Arc;
 
 use umf_core::{Access, Address, CpuAccess, View};
 
@@ -52,6 +53,8 @@ pub(crate) struct Buffer<'d> {
     length: usize,
     /// The exportable memory that contains all segments.
     memory: Option<&'d Memory<'d>>,
+    /// The same, where nothing else keeps the value.
+    kept: Option<Arc<Memory<'static>>>,
     /// How received numbers are combined with those in the segments.
     reduction: Option<Reduction>,
     /// Memory whose provider brackets accesses by the CPU (dma-buf).
@@ -67,7 +70,7 @@ impl<'d> Buffer<'d> {
             _ => Vec::new(),
         };
         let segments = Segments::One(Segment { base, length });
-        Self { segments, length, memory, reduction: None, bracketed, borrowed: PhantomData }
+        Self { segments, length, memory, kept: None, reduction: None, bracketed, borrowed: PhantomData }
     }
 
     /// Returns pieces of memory, which is valid as long as the caller of the caller promised.
@@ -112,7 +115,7 @@ impl<'d> Buffer<'d> {
             [one] => Segments::One(one),
             _ => Segments::Many(merged),
         };
-        Self { segments, length, memory, reduction: None, bracketed, borrowed: PhantomData }
+        Self { segments, length, memory, kept: None, reduction: None, bracketed, borrowed: PhantomData }
     }
 
     /// Begins an access by the CPU, which ends when the result is dropped. Does nothing for memory
@@ -147,8 +150,22 @@ impl<'d> Buffer<'d> {
         self.length
     }
 
-    pub(crate) const fn memory(&self) -> Option<&'d Memory<'d>> {
-        self.memory
+    pub(crate) fn memory(&self) -> Option<&Memory<'_>> {
+        match (self.memory, &self.kept) {
+            (Some(memory), _) => Some(memory),
+            (None, kept) => kept.as_deref(),
+        }
+    }
+
+    /// Returns the same memory, which other processes may map if all of it lies in `memory`.
+    fn within(self, memory: Arc<Memory<'static>>) -> Self {
+        let (start, size) = (memory.base().addr(), memory.len());
+        let is_inside = |segment: &Segment| {
+            let offset = segment.base.addr().checked_sub(start);
+            offset.is_some_and(|offset| offset <= size && segment.length <= size - offset)
+        };
+        let is_usable = memory.host_access().is_none() && self.segments().iter().all(is_inside);
+        Self { kept: is_usable.then_some(memory), ..self }
     }
 
     #[inline]
@@ -201,7 +218,8 @@ impl<'d> Buffer<'d> {
         let [segment] = *self.segments() else { return None };
         let fits = offset.checked_add(length).is_some_and(|end| end <= segment.length);
         let base = segment.base.wrapping_add(offset);
-        fits.then(|| Self { reduction: self.reduction, ..Self::one(base, length, self.memory) })
+        let kept = self.kept.clone();
+        fits.then(|| Self { kept, reduction: self.reduction, ..Self::one(base, length, self.memory) })
     }
 }
 
@@ -229,6 +247,13 @@ impl Source<'static> {
     pub unsafe fn from_raw(pieces: &[(*mut u8, usize)]) -> Self {
         Self(Buffer::from_raw(pieces))
     }
+
+    /// Returns the same source, which peers may map if all of it lies in `memory`. The memory's
+    /// handle is announced until the operation has ended.
+    #[must_use]
+    pub fn within(self, memory: Arc<Memory<'static>>) -> Self {
+        Self(self.0.within(memory))
+    }
 }
 
 impl Destination<'static> {
@@ -240,6 +265,12 @@ impl Destination<'static> {
     #[must_use]
     pub unsafe fn from_raw(pieces: &[(*mut u8, usize)]) -> Self {
         Self(Buffer::from_raw(pieces))
+    }
+
+    /// Returns the same destination, which peers may map if all of it lies in `memory`.
+    #[must_use]
+    pub fn within(self, memory: Arc<Memory<'static>>) -> Self {
+        Self(self.0.within(memory))
     }
 }
 

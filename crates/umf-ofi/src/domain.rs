@@ -62,7 +62,8 @@ pub(crate) unsafe extern "C" fn open2(
         let has_automatic_progress = attributes.is_some_and(|attributes| {
             [attributes.control_progress, attributes.data_progress].contains(&FI_PROGRESS_AUTO)
         });
-        let part = Domain { fabric, regions: Mutex::default(), has_automatic_progress };
+        let regions = Mutex::new(Regions::new());
+        let part = Domain { fabric, regions, has_automatic_progress };
         *domain = DomainObject::leak(object, Arc::new(part));
     }
     FI_SUCCESS

@@ -19,6 +19,7 @@ use crate::counter::CounterObject;
 use crate::domain::{Domain, DomainObject};
 use crate::messages::{MESSAGES, TAGGED};
 use crate::object::Boxed;
+use crate::preloaded::PreloadedMemory;
 use crate::queue::QueueObject;
 use crate::rma::RMA;
 use crate::state::{Direction, Operations, State};
@@ -202,6 +203,7 @@ pub(crate) unsafe extern "C" fn open2(
     let (address, waker, registrar) = (mesh.address(), mesh.waker(), mesh.registrar());
     let state = State {
         mesh,
+        preloaded: PreloadedMemory::new(),
         operations: Operations::default(),
         transmit: of(transmit.map_or(0, |transmit| transmit.op_flags)),
         receive: of(receive.map_or(0, |receive| receive.op_flags)),

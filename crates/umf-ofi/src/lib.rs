@@ -15,6 +15,7 @@
 //! messages             sends and receives, with and without tags
 //! regions              memory regions
 //! rma       atomics    reads, writes and atomic operations on them
+//! preloaded            memory of a preloaded malloc, which other processes map
 //! conversions          lists of memory, texts, addresses, error numbers
 //! statistics           counters of what was carried
 //! ```
@@ -34,6 +35,7 @@ mod fabric;
 mod info;
 mod messages;
 mod object;
+mod preloaded;
 mod queue;
 mod regions;
 mod rma;

@@ -4,8 +4,8 @@ use core::ffi::c_void;
 
 use libc::iovec;
 use libfabric_sys::*;
+use umf_link::TagMatch;
 use umf_link::mesh::{Label, Wanted};
-use umf_link::{Destination, Source, TagMatch};
 
 use crate::conversions::{Pieces, with_pieces};
 use crate::conversions::{error_number, refuse};
@@ -96,8 +96,10 @@ impl Sending {
         let is_acknowledged = flags & FI_DELIVERY_COMPLETE != 0;
         let number = state.operations.add(operation);
         // SAFETY: by this function's contract.
-        let sent =
-            unsafe { state.mesh.send(process, label, Source::from_raw(pieces), is_acknowledged, number) };
+        let sent = unsafe {
+            let source = state.preloaded.source(pieces);
+            state.mesh.send(process, label, source, is_acknowledged, number)
+        };
         match sent {
             Ok(true) => {
                 state.operations.remove(number);
@@ -211,7 +213,7 @@ impl Receiving {
         }
         let number = state.operations.add(operation);
         // SAFETY: by this function's contract.
-        let into = unsafe { Destination::from_raw(pieces) };
+        let into = unsafe { state.preloaded.destination(pieces) };
         if flags & FI_CLAIM != 0 {
             // SAFETY: as above.
             if !unsafe { state.mesh.receive_claimed(claim, into, number) } {

@@ -7,11 +7,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use libc::iovec;
 use libfabric_sys::*;
 use umf_link::mesh::{RegionKey, Registrar};
-use umf_link::{Registration, RemoteAccess};
+use umf_link::{Destination, Memory, Registration, RemoteAccess};
 
 use crate::conversions::refuse;
 use crate::domain::{Domain, DomainObject};
 use crate::object::{Boxed, closed_by};
+use crate::preloaded::PreloadedMemory;
 
 /// The regions and the endpoints of a domain.
 #[derive(Debug, Default)]
@@ -21,6 +22,7 @@ pub(crate) struct Regions {
     generation: u64,
     /// What registers memory for the peers of each endpoint.
     registrars: Vec<Registrar>,
+    preloaded: PreloadedMemory,
 }
 
 /// A memory region.
@@ -32,6 +34,8 @@ pub(crate) struct Region {
     base: usize,
     length: usize,
     access: Option<RemoteAccess>,
+    /// The block of a preloaded `malloc` that holds it.
+    block: Option<Arc<Memory<'static>>>,
     registrations: Mutex<Vec<Registration<'static>>>,
 }
 
@@ -40,6 +44,12 @@ pub(crate) type RegionObject = Boxed<fid_mr, Region>;
 pub(crate) static OPS: fi_ops_mr =
     fi_ops_mr { reg: Some(reg), regv: Some(regv), regattr: Some(regattr), ..fi_ops_mr::UNSUPPORTED };
 static OBJECT: fi_ops = fi_ops { bind: Some(bind), control: Some(control), ..closed_by(close) };
+
+impl Regions {
+    pub(crate) fn new() -> Self {
+        Self { preloaded: PreloadedMemory::new(), ..Self::default() }
+    }
+}
 
 impl Domain {
     fn regions(&self) -> MutexGuard<'_, Regions> {
@@ -69,10 +79,17 @@ impl Domain {
 impl Region {
     fn register(&self, registrar: &Registrar) -> Result<(), umf_link::Error> {
         let (Some(key), Some(access)) = (self.key, self.access) else { return Ok(()) };
-        let memory = (core::ptr::with_exposed_provenance_mut(self.base), self.length);
+        let memory = [(core::ptr::with_exposed_provenance_mut(self.base), self.length)];
         // SAFETY: the application keeps the memory until it closes the region, and knows that other
         // processes use it. The slot of the key is that of this region.
-        let registration = unsafe { registrar.register(key, memory, access)? };
+        let registration = unsafe {
+            let memory = Destination::from_raw(&memory);
+            let memory = match &self.block {
+                Some(block) => memory.within(Arc::clone(block)),
+                None => memory,
+            };
+            registrar.register(key, memory, access)?
+        };
         self.registrations.lock().unwrap_or_else(PoisonError::into_inner).push(registration);
         Ok(())
     }
@@ -117,12 +134,15 @@ unsafe fn register(
         regions.generation += 1;
         place = Some((slot, RegionKey::new(slot, regions.generation)));
     }
+    let memory = (base.cast_mut().cast(), length);
+    let block = if remote.is_some() { regions.preloaded.around(&[memory]) } else { None };
     let region = Arc::new(Region {
         domain: Arc::clone(domain),
         key: place.map(|(_, key)| key),
         base: base.expose_provenance(),
         length,
         access: remote,
+        block,
         registrations: Mutex::default(),
     });
     for registrar in &regions.registrars {

@@ -10,6 +10,7 @@ use umf_link::mesh::{Completed, Completion, Mesh, Message, Process};
 use crate::address_vector::AddressVector;
 use crate::conversions::error_number;
 use crate::counter::Counter;
+use crate::preloaded::PreloadedMemory;
 use crate::queue::{Entry, Queue};
 
 /// Where completions of one direction go.
@@ -84,6 +85,7 @@ impl Operations {
 #[derive(Debug)]
 pub(crate) struct State {
     pub mesh: Mesh,
+    pub preloaded: PreloadedMemory,
     pub operations: Operations,
     pub transmit: Direction,
     pub receive: Direction,

@@ -74,8 +74,19 @@ impl Mesh {
             self.links.resize_with(link + 1, Link::default);
         }
         self.links[link].process = process;
-        self.inbox.is_oversubscribed = self.inbox.peers.len() >= self.processors;
+        self.count_processes();
         link
+    }
+
+    /// Notes whether there are more processes than processors. Two links may be with one process,
+    /// and one may be with this one.
+    fn count_processes(&mut self) {
+        let own = self.by_address.get(&self.address().to_bytes()).copied();
+        let mut others: Vec<usize> = self.links.iter().filter_map(|link| link.process).collect();
+        others.sort_unstable();
+        others.dedup();
+        let count = others.iter().filter(|process| Some(**process) != own).count();
+        self.inbox.is_oversubscribed = count >= self.processors;
     }
 
     pub(super) fn progress_lanes(&mut self) -> bool {
@@ -179,6 +190,7 @@ impl Mesh {
             self.inbox.queue.set_source(link, process);
             // It is reached by the same link, unless this process has made another one.
             self.peers[process].link.get_or_insert(link);
+            self.count_processes();
         }
     }
 

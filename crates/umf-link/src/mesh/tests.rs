@@ -296,7 +296,8 @@ fn registered_memory_is_written_and_read_until_its_registration_ends() {
     let key = RegionKey::new(3, 7);
     let access = crate::RemoteAccess::GetPut;
     // SAFETY: the memory outlives the registration, and is read after the transfers only.
-    let registration = unsafe { other.registrar().register(key, (base, 10_000), access).unwrap() };
+    let registration =
+        unsafe { other.registrar().register(key, Destination::from_raw(&[(base, 10_000)]), access).unwrap() };
     let bytes = *b"written";
     // SAFETY: the bytes are kept until the end of the test.
     let source = || Transferring::Put(unsafe { Source::from_raw(&[(bytes.as_ptr().cast_mut(), 7)]) });

@@ -86,16 +86,12 @@ impl Registrar {
     pub unsafe fn register(
         &self,
         key: RegionKey,
-        (base, length): (*mut u8, usize),
+        memory: Destination<'static>,
         access: RemoteAccess,
     ) -> Result<Registration<'static>> {
-        let Destination(buffer) = {
-            // SAFETY: by this function's contract.
-            unsafe { Destination::from_raw(&[(base, length)]) }
-        };
         let place = (key.slot(), key.generation());
-        // SAFETY: as above.
-        unsafe { Registration::at(&self.0, self.0.registry(), place, buffer, access) }
+        // SAFETY: by this function's contract.
+        unsafe { Registration::at(&self.0, self.0.registry(), place, memory.0, access) }
     }
 }
 
