@@ -66,8 +66,10 @@ pub fn in_child(body: impl FnOnce()) {
     let pid = unsafe { libc::fork() };
     assert!(pid >= 0, "fork failed");
     if pid == 0 {
+        // Guests of `tests/vm/run` may be interpreted.
+        let seconds = if std::env::var_os("TESTS_GUEST").is_some() { 900 } else { 60 };
         // SAFETY: sets a timer that ends a child that hangs.
-        unsafe { libc::alarm(60) };
+        unsafe { libc::alarm(seconds) };
         let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body));
         if let Err(panic) = &result {
             // Output that the test harness captures in a child is lost.
