@@ -88,33 +88,35 @@ measure_way() {
 # Prints the table of the rows: medians of the repeats.
 providers_table() {
   sort -t "$(printf '\t')" -k1,3 -k4,4g "$folder/rows" | awk -F '\t' '
-    { key = $1 FS $2 FS $3; values[key, ++count[key]] = $4; transports[$1, $2]; rows[$1, $3] }
+    { key = $1 FS $2 FS $3; values[key, ++count[key]] = $4 }
+    !($2 ~ /^umf/) && !(($1, $2) in known) { known[$1, $2]; peers[$1] = peers[$1] " " $2 }
     function median(library, transport, row,  key) {
       key = library FS transport FS row
       return count[key] ? values[key, int((count[key] + 1) / 2)] : 0
     }
-    function line(name, ours, peer, label) { printf "%-36s %12.3f %12.3f %8.2f  %s\n", name, ours, peer, ours / peer, label }
-    END {
-      for (pair in rows) {
-        split(pair, part, SUBSEP)
-        best = ""
-        for (other in transports) {
-          split(other, of, SUBSEP)
-          value = of[1] == part[1] && of[2] !~ /^umf/ ? median(of[1], of[2], part[2]) : 0
-          if (value > 0 && (best == "" || (part[2] ~ /^stream/ ? value > least : value < least))) { best = of[2]; least = value }
-        }
-        for (other in transports) {
-          split(other, of, SUBSEP)
-          if (of[1] != part[1] || of[2] ~ /^umf/) continue
-          peer = median(of[1], of[2], part[2])
-          ours = median(of[1], "umf", part[2])
-          proxy = median(of[1], "umf-proxy", part[2])
-          label = of[2] (of[2] == best ? " (best)" : "")
-          if (peer > 0 && ours > 0) line(part[1] "." part[2], ours, peer, label)
-          if (peer > 0 && proxy > 0) line(part[1] "." part[2] ".proxy", proxy, peer, label)
-        }
+    function lines(library, row, transport, suffix,  part, number, all, ours, peer, best) {
+      number = split(peers[library], part, " ")
+      ours = median(library, transport, row)
+      for (all = 1; all <= number; all++) {
+        peer = median(library, part[all], row)
+        if (peer > 0 && (!best || (row ~ /^stream/ ? peer > best : peer < best))) best = peer
       }
-    }' | LC_ALL=C sort -V
+      for (all = 1; all <= number; all++) {
+        peer = median(library, part[all], row)
+        if (peer > 0 && ours > 0)
+          printf "%-36s %12.3f %12.3f %8.2f  %s\n", library "." row suffix, ours, peer, ours / peer, part[all] (peer == best ? " (best)" : "")
+      }
+    }
+    END {
+      libraries = split("libfabric mpich openmpi", library, " ")
+      rows = split("halfrtt.8b halfrtt.4k halfrtt.64k halfrtt.1m halfrtt.16m halfrtt.64k.calls halfrtt.1m.calls " \
+        "halfrtt.16m.calls stream.1m stream.16m", row, " ")
+      for (a = 1; a <= libraries; a++)
+        for (b = 1; b <= rows; b++) {
+          lines(library[a], row[b], "umf", "")
+          lines(library[a], row[b], "umf-proxy", ".proxy")
+        }
+    }'
 }
 
 # Builds what is measured, and measures all ways in turn, as often as said.
