@@ -74,8 +74,19 @@ impl Mesh {
             self.links.resize_with(link + 1, Link::default);
         }
         self.links[link].process = process;
-        self.inbox.is_oversubscribed = self.inbox.peers.len() >= self.processors;
+        self.count_processes();
         link
+    }
+
+    /// Compares the number of processes with that of processors. Two links may lead to one process,
+    /// and links may lead to this one.
+    fn count_processes(&mut self) {
+        let own = self.address();
+        let others = self.links.iter().filter_map(|link| link.process);
+        let mut others: Vec<_> = others.filter(|process| self.peers[*process].address != own).collect();
+        others.sort_unstable();
+        others.dedup();
+        self.inbox.is_oversubscribed = others.len() >= self.processors;
     }
 
     pub(super) fn progress_lanes(&mut self) -> bool {
@@ -179,6 +190,7 @@ impl Mesh {
             self.inbox.queue.set_source(link, process);
             // It is reached by the same link, unless this process has made another one.
             self.peers[process].link.get_or_insert(link);
+            self.count_processes();
         }
     }
 
