@@ -78,15 +78,15 @@ impl Mesh {
         link
     }
 
-    /// Notes whether there are more processes than processors. Two links may be with one process,
-    /// and one may be with this one.
+    /// Compares the number of processes with that of processors. Two links may lead to one process,
+    /// and links may lead to this one.
     fn count_processes(&mut self) {
-        let own = self.by_address.get(&self.address().to_bytes()).copied();
-        let mut others: Vec<usize> = self.links.iter().filter_map(|link| link.process).collect();
+        let own = self.address();
+        let others = self.links.iter().filter_map(|link| link.process);
+        let mut others: Vec<_> = others.filter(|process| self.peers[*process].address != own).collect();
         others.sort_unstable();
         others.dedup();
-        let count = others.iter().filter(|process| Some(**process) != own).count();
-        self.inbox.is_oversubscribed = count >= self.processors;
+        self.inbox.is_oversubscribed = others.len() >= self.processors;
     }
 
     pub(super) fn progress_lanes(&mut self) -> bool {

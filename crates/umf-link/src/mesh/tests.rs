@@ -140,6 +140,26 @@ fn both_processes_send_first_and_each_message_arrives_once() {
 }
 
 #[test]
+fn two_links_to_a_process_count_as_one_process() {
+    let (mut one, mut other, to_other, to_one) = pair();
+    (one.processors, other.processors) = (2, 2);
+    let itself = one.insert(&one.address()).unwrap();
+    one.inject(to_other, label(1), &[]).unwrap();
+    other.inject(to_one, label(1), &[]).unwrap();
+    one.inject(itself, label(2), &[]).unwrap();
+    let wanted = |tag| Wanted { from: None, tag: Some(TagMatch::tag(tag)) };
+    while one.peek(&wanted(1), None).is_none()
+        || one.peek(&wanted(2), None).is_none()
+        || other.peek(&wanted(1), None).is_none()
+    {
+        one.progress();
+        other.progress();
+    }
+    assert!(one.links.len() > 2);
+    assert!(!one.inbox.is_oversubscribed && !other.inbox.is_oversubscribed);
+}
+
+#[test]
 fn truncated_message_is_reported() {
     let (mut one, mut other, to_other, to_one) = pair();
     for length in [100_usize, 100_000] {
