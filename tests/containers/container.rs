@@ -321,6 +321,10 @@ fn root_links() -> Vec<&'static str> {
     all.into_iter().filter(|name| Path::new("/").join(name).is_symlink()).collect()
 }
 
+fn failed(message: &str) -> Failure {
+    Failure { variant: "Keeper".to_owned(), message: message.to_owned() }
+}
+
 /// A running container, or the host. Dropping it ends all of its processes.
 pub(crate) struct Container {
     child: Child,
@@ -332,9 +336,17 @@ pub(crate) struct Container {
 impl Container {
     /// Sends a line to the keeper and returns its answer.
     fn line(&mut self, line: &str) -> Result<String, Failure> {
-        let failed = |message: &str| Failure { variant: "Keeper".to_owned(), message: message.to_owned() };
+        self.begin(line)?;
+        self.answer()
+    }
+
+    fn begin(&mut self, line: &str) -> Result<(), Failure> {
         let input = self.input.as_mut().ok_or_else(|| failed("it was ended"))?;
-        writeln!(input, "{line}").map_err(|error| failed(&error.to_string()))?;
+        writeln!(input, "{line}").map_err(|error| failed(&error.to_string()))
+    }
+
+    /// Waits for the answer to a command that [`begin_to_ask`](Self::begin_to_ask) has sent.
+    pub(crate) fn answer(&mut self) -> Result<String, Failure> {
         let mut patience = Patience::new(TIMEOUT);
         let answer = loop {
             let wait = patience.next_wait().ok_or_else(|| failed("no answer in time: a hang"))?;
@@ -367,6 +379,11 @@ impl Container {
     /// Sends a command to an actor.
     pub(crate) fn ask(&mut self, name: &str, command: &str) -> Result<String, Failure> {
         self.line(&format!("to {name} {command}"))
+    }
+
+    /// Sends a command to an actor, and does not wait for its answer.
+    pub(crate) fn begin_to_ask(&mut self, name: &str, command: &str) -> Result<(), Failure> {
+        self.begin(&format!("to {name} {command}"))
     }
 
     /// Returns what the processes of the container have written to standard error.

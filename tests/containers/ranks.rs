@@ -1,6 +1,6 @@
 //! Four processes in four containers that have nothing in common but a directory, which has another
-//! path in each. Each process shares memory with each other one; one of them is killed and
-//! replaced.
+//! path in each. Each process shares memory with each other one, or exchanges messages with it; one
+//! of them is killed and replaced.
 
 use std::path::Path;
 
@@ -19,6 +19,14 @@ enum Users {
     /// Each container has a user namespace with a user of its own.
     Each,
 }
+
+/// What the ranks do; with the directory on the host.
+type Test = fn(&mut Ranks, &Path) -> Result<(), String>;
+
+const SHARED: &str = "leases, stale handles, a killed and a new rank";
+const EXCHANGED: &str = "messages, a killed and a new rank";
+/// Messages in each direction.
+const MESSAGES: usize = 40;
 
 /// Handles of the blocks of a rank.
 struct Handles {
@@ -74,20 +82,68 @@ impl Ranks {
     }
 }
 
+impl Ranks {
+    /// Starts the process of a rank with a mesh, and returns its address.
+    fn start_mesh(&mut self, rank: usize) -> Result<String, String> {
+        self.containers[rank].start("rank", None).map_err(|failure| failure.to_string())?;
+        self.new_mesh(rank)
+    }
+
+    fn new_mesh(&mut self, rank: usize) -> Result<String, String> {
+        self.ask(rank, "mesh-new mesh")
+    }
+
+    /// Starts sending to and receiving from another rank, in this order.
+    fn begin_exchange(
+        &mut self,
+        addresses: &[String],
+        rank: usize,
+        other: usize,
+        order: &str,
+    ) -> Result<(), String> {
+        let address = &addresses[other];
+        let command = format!("mesh-exchange mesh {address} {order} {MESSAGES} {rank}000 {other}000");
+        self.containers[rank].begin_to_ask("rank", &command).map_err(|failure| failure.to_string())
+    }
+
+    /// Exchanges messages of two ranks, which both send at once.
+    fn exchange(&mut self, addresses: &[String], one: usize, other: usize) -> Result<(), String> {
+        for [rank, peer] in [[one, other], [other, one]] {
+            self.begin_exchange(addresses, rank, peer, "sends")?;
+        }
+        for rank in [one, other] {
+            let answer = self.containers[rank].answer();
+            answer.map_err(|failure| format!("rank {rank} of {one} and {other}: {failure}"))?;
+        }
+        Ok(())
+    }
+
+    /// Waits for the end of an exchange with a killed rank.
+    fn is_gone(&mut self, rank: usize) -> Result<(), String> {
+        match self.containers[rank].answer() {
+            Err(failure) if failure.variant == "PeerGone" => Ok(()),
+            other => Err(format!("rank {rank}: {other:?} instead of PeerGone")),
+        }
+    }
+}
+
 fn others(owner: usize) -> impl Iterator<Item = usize> {
     (0..COUNT).filter(move |&rank| rank != owner)
 }
 
-/// Runs the test with the users that this machine has. Returns names and results.
+/// Runs the tests with the users that this machine has. Returns names and results.
 pub(crate) fn run(workshop: &Workshop) -> Vec<(&'static str, Found)> {
-    let all = [
-        ("four ranks in four user namespaces of one user", Users::One),
-        ("four ranks of four users in user namespaces", Users::Each),
+    let all: [(_, _, Test, _); 4] = [
+        ("four ranks in four user namespaces of one user", Users::One, share, SHARED),
+        ("four ranks of four users in user namespaces", Users::Each, share, SHARED),
+        ("four meshes in four user namespaces of one user", Users::One, exchange, EXCHANGED),
+        ("four meshes of four users in user namespaces", Users::Each, exchange, EXCHANGED),
     ];
-    all.into_iter().map(|(name, users)| (name, run_with(workshop, users))).collect()
+    let run = |(name, users, test, text)| (name, run_with(workshop, users, test, text));
+    all.into_iter().map(run).collect()
 }
 
-fn run_with(workshop: &Workshop, users: Users) -> Found {
+fn run_with(workshop: &Workshop, users: Users, test: Test, text: &str) -> Found {
     if let Some(why) = workshop.lacks(Tool::Bwrap) {
         return Found::Impossible(why);
     }
@@ -104,8 +160,8 @@ fn run_with(workshop: &Workshop, users: Users) -> Found {
         Err(error) => return Found::Impossible(format!("bwrap with user namespaces: {error}")),
     };
     let mut ranks = Ranks { containers };
-    match share(&mut ranks, &directory) {
-        Ok(()) => Found::AsExpected("leases, stale handles, a killed and a new rank".to_owned()),
+    match test(&mut ranks, &directory) {
+        Ok(()) => Found::AsExpected(text.to_owned()),
         Err(text) => Found::Other(text, ranks.containers.iter().map(Container::log).collect()),
     }
 }
@@ -177,9 +233,47 @@ fn share(ranks: &mut Ranks, directory: &Path) -> Result<(), String> {
     for (owner, handles) in handles.iter().enumerate() {
         ranks.open_elsewhere(owner, 'k', &handles.kept)?;
     }
+    has_sockets(directory)
+}
+
+/// Checks that each rank has one socket in the directory, and no other process has.
+fn has_sockets(directory: &Path) -> Result<(), String> {
     let names = std::fs::read_dir(directory).map_err(|error| error.to_string())?;
     let names: Vec<String> =
         names.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
     let sockets = names.iter().filter(|name| !name.ends_with(".lock")).count();
     if sockets == COUNT { Ok(()) } else { Err(format!("the directory has {names:?}")) }
+}
+
+/// Each rank exchanges messages with each other one, over links that are made at the first message.
+fn exchange(ranks: &mut Ranks, directory: &Path) -> Result<(), String> {
+    let mut addresses = (0..COUNT).map(|rank| ranks.start_mesh(rank)).collect::<Result<Vec<_>, _>>()?;
+    let last = COUNT - 1;
+    // The last rank has a link with the first one only.
+    for [one, other] in [[0, 1], [2, 0], [1, 2], [last, 0]] {
+        ranks.exchange(&addresses, one, other)?;
+    }
+    // It is killed while others wait for its messages, with a link or without.
+    let waiting = [0, 1];
+    for rank in waiting {
+        ranks.begin_exchange(&addresses, rank, last, "answers")?;
+    }
+    ranks.containers[last].kill("rank").map_err(|failure| failure.to_string())?;
+    for rank in waiting {
+        ranks.is_gone(rank)?;
+    }
+    // One that has neither a link nor waits finds out when it sends.
+    ranks.begin_exchange(&addresses, 2, last, "sends")?;
+    ranks.is_gone(2)?;
+    // The command has ended their meshes. Another process takes the place of the killed one.
+    ranks.containers[last].start("rank", None).map_err(|failure| failure.to_string())?;
+    for (rank, address) in addresses.iter_mut().enumerate() {
+        *address = ranks.new_mesh(rank)?;
+    }
+    for one in 0..COUNT {
+        for other in one + 1..COUNT {
+            ranks.exchange(&addresses, one, other)?;
+        }
+    }
+    has_sockets(directory)
 }
