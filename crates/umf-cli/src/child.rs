@@ -1,17 +1,19 @@
 //! Child processes of this command: the same program, exchanging lines of JSON over a socket pair.
 //!
 //! A child is started by `exec`, so it shares no memory with this process or with other children.
-//! Each wait has a time limit. A child is killed when its [`Child`] is dropped and when this
+//! Each wait has a time limit, and so has [`output_of`], which runs other programs. A child is killed when its [`Child`] is dropped and when this
 //! process dies.
 
-use std::io::{BufRead, BufReader, ErrorKind, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -141,6 +143,67 @@ fn explain_start(error: std::io::Error) -> std::io::Error {
         return std::io::Error::new(ErrorKind::NotFound, text);
     }
     error
+}
+
+/// The longest output of a program that [`output_of`] reads.
+const MAX_OUTPUT: u64 = 64 << 10;
+
+/// Runs another program, and returns what it writes to standard output, up to 64 KiB. After `time`,
+/// or when this process dies, the program is killed. Its exit status does not matter.
+pub(crate) fn output_of(program: &Path, arguments: &[&str], time: Duration) -> Result<String, ChildError> {
+    let deadline = Instant::now() + time;
+    let (mut reader, writer) = std::io::pipe()?;
+    let mut command = Command::new(program);
+    command.args(arguments).stdin(Stdio::null()).stdout(writer).stderr(Stdio::null());
+    // A group of its own, since a script may have started other programs.
+    command.process_group(0);
+    // SAFETY: the closure makes one system call, and allocates nothing.
+    unsafe {
+        command.pre_exec(|| {
+            Ok(rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?)
+        })
+    };
+    let mut process = Program(command.spawn()?);
+    // Its copy of the pipe would keep the output open.
+    drop(command);
+    let mut text = Vec::new();
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(ChildError::TimedOut(time));
+        }
+        let mut polled = [PollFd::new(&reader, PollFlags::IN)];
+        let left = Timespec::try_from(left).unwrap_or_default();
+        match rustix::event::poll(&mut polled, Some(&left)) {
+            Ok(0) | Err(rustix::io::Errno::INTR) => continue,
+            Ok(_) => {}
+            Err(errno) => return Err(ChildError::Channel(errno.into())),
+        }
+        let mut part = [0; 4096];
+        let length = reader.read(&mut part)?;
+        text.extend_from_slice(&part[..length]);
+        if length == 0 || text.len() as u64 >= MAX_OUTPUT {
+            break;
+        }
+    }
+    // Without an output, the exit status is what there is to tell.
+    match wait(&mut process.0, deadline.saturating_duration_since(Instant::now())) {
+        Some(status) if text.is_empty() && !status.success() => Err(ChildError::Exited(status)),
+        _ => Ok(String::from_utf8_lossy(&text).into_owned()),
+    }
+}
+
+/// A program, whose process group is killed when this is dropped.
+struct Program(std::process::Child);
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // The group has the pid of its leader, which is not reaped before.
+        if let Some(group) = rustix::process::Pid::from_raw(self.0.id().cast_signed()) {
+            let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
+        }
+        wait(&mut self.0, EXIT_TIMEOUT);
+    }
 }
 
 fn wait(process: &mut std::process::Child, time: Duration) -> Option<ExitStatus> {

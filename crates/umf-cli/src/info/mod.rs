@@ -10,6 +10,7 @@ mod devices;
 pub(crate) mod finding;
 mod kernel;
 mod limits;
+mod mpi;
 mod numa;
 pub(crate) mod procfs;
 mod transfer;
@@ -73,6 +74,7 @@ fn probe() -> Report {
             limits::probe_huge_pages(),
             numa::probe(),
             devices::probe(),
+            mpi::probe(),
             limits::probe_processors(),
         ],
     }

@@ -22,7 +22,7 @@ use umf::settings::{Loader, Settings};
 use umf::{Exchange, Exporter, Handle, Importer, Mode, Pool};
 
 use super::finding::{Finding, FindingState, Group, Question, allow, ask};
-use super::{devices, kernel, procfs};
+use super::{devices, kernel, mpi, procfs};
 use crate::child::{Child, ChildError, Parent};
 use crate::sys;
 
@@ -192,7 +192,7 @@ fn auto_mode(question: Question, tried: &[(Mode, Option<String>, Finding)]) -> F
 }
 
 /// The time after which a child is killed.
-const CHILD_TIMEOUT: Duration = Duration::from_secs(2);
+pub(super) const CHILD_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The task of a child.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -203,6 +203,8 @@ pub(super) enum Role {
     Cuda,
     /// Queries the Level Zero drivers for their devices.
     LevelZero,
+    /// Opens libfabric and umf's provider of it.
+    Libfabric,
     /// Exports a block, and keeps it until the parent closes the channel. Answers in the
     /// directory of the settings, else in this one.
     Export(Option<PathBuf>),
@@ -233,6 +235,7 @@ pub(super) fn serve() -> std::io::Result<()> {
         }
         Some(Role::Cuda) => parent.reply(&devices::query_cuda()),
         Some(Role::LevelZero) => parent.reply(&devices::query_level_zero()),
+        Some(Role::Libfabric) => parent.reply(&mpi::query_libraries()),
         Some(Role::Export(temporary)) => export(&mut parent, temporary),
         Some(Role::Open(handle, mode, directory)) => parent.reply(&open(&handle, &mode, directory)),
         Some(Role::Read(pid, address)) => parent.reply(&read(pid, address)),
