@@ -138,7 +138,7 @@ impl Drop for Child {
 
 /// Names the cause of a failed start. Without `/proc`, the error of the kernel names no file.
 fn explain_start(error: std::io::Error) -> std::io::Error {
-    if error.kind() == ErrorKind::NotFound && !std::path::Path::new("/proc/self/exe").exists() {
+    if error.kind() == ErrorKind::NotFound && !Path::new("/proc/self/exe").exists() {
         let text = "cannot start a process of this program: /proc is not mounted; run `mount -t proc proc /proc` as root";
         return std::io::Error::new(ErrorKind::NotFound, text);
     }
