@@ -148,21 +148,17 @@ fn explain_start(error: std::io::Error) -> std::io::Error {
 /// The longest output of a program that [`output_of`] reads.
 const MAX_OUTPUT: u64 = 64 << 10;
 
-/// Runs another program, and returns what it writes to standard output, up to 64 KiB. After `time`,
-/// or when this process dies, the program is killed. Its exit status does not matter.
+/// Runs another program, and returns what it writes to standard output, up to 64 KiB. After `time`
+/// the program is killed. If this process is killed meanwhile, the program goes on to its own end.
 pub(crate) fn output_of(program: &Path, arguments: &[&str], time: Duration) -> Result<String, ChildError> {
     let deadline = Instant::now() + time;
     let (mut reader, writer) = std::io::pipe()?;
     let mut command = Command::new(program);
     command.args(arguments).stdin(Stdio::null()).stdout(writer).stderr(Stdio::null());
-    // A group of its own, since a script may have started other programs.
+    // A group of its own, since a script may have started other programs. Nothing runs before its
+    // `exec`, so that the process is not forked: umf's handlers of `fork` call `membarrier`, for
+    // which a seccomp filter may kill.
     command.process_group(0);
-    // SAFETY: the closure makes one system call, and allocates nothing.
-    unsafe {
-        command.pre_exec(|| {
-            Ok(rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?)
-        })
-    };
     let mut process = Program(command.spawn()?);
     // Its copy of the pipe would keep the output open.
     drop(command);
