@@ -232,6 +232,8 @@ fn mpich_version(text: &str) -> Option<(String, String)> {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
+
     use super::*;
 
     #[test]
