@@ -1,5 +1,6 @@
 //! Helpers of the tests: memory, exports, the machine, and running a part in a forked child.
 #![allow(dead_code)] // Each test program uses some of them.
+#![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
