@@ -80,9 +80,7 @@ impl Ranks {
         }
         Ok(())
     }
-}
 
-impl Ranks {
     /// Starts the process of a rank with a mesh, and returns its address.
     fn start_mesh(&mut self, rank: usize) -> Result<String, String> {
         self.containers[rank].start("rank", None).map_err(|failure| failure.to_string())?;

@@ -101,36 +101,37 @@ static void waiting(int round) {
     else told(MPI_Recv(other, 8, MPI_BYTE, victim, 1, MPI_COMM_WORLD, MPI_STATUS_IGNORE));
 }
 
-static void all_at_once(int round) {
-    MPI_Request requests[2 * MANY];
+/* Waits for all requests, and reports the first that has failed. */
+static void finish(int count, MPI_Request *requests) {
     MPI_Status states[2 * MANY];
-    int size = size_of_round(round) / ranks, count = 0, failed;
-    for (int peer = 0; peer < ranks; peer++) {
-        if (peer == rank) continue;
-        told(MPI_Irecv(other + peer * size, size, MPI_BYTE, peer, 1, MPI_COMM_WORLD, &requests[count++]));
-        told(MPI_Isend(one, size, MPI_BYTE, peer, 1, MPI_COMM_WORLD, &requests[count++]));
-    }
-    failed = MPI_Waitall(count, requests, states);
+    int failed = MPI_Waitall(count, requests, states);
     for (int i = 0; failed == MPI_ERR_IN_STATUS && i < count; i++)
         if (states[i].MPI_ERROR != MPI_ERR_PENDING) told(states[i].MPI_ERROR);
     told(failed);
 }
 
+static void all_at_once(int round) {
+    MPI_Request requests[2 * MANY];
+    int size = size_of_round(round) / ranks, count = 0;
+    for (int peer = 0; peer < ranks; peer++) {
+        if (peer == rank) continue;
+        told(MPI_Irecv(other + peer * size, size, MPI_BYTE, peer, 1, MPI_COMM_WORLD, &requests[count++]));
+        told(MPI_Isend(one, size, MPI_BYTE, peer, 1, MPI_COMM_WORLD, &requests[count++]));
+    }
+    finish(count, requests);
+}
+
 /* The others send much to the victim, which receives slowly. */
 static void flood(int round) {
     MPI_Request requests[MANY];
-    MPI_Status states[MANY];
-    int size = round % 2 ? 500 : 40000, failed;
+    int size = round % 2 ? 500 : 40000;
     if (rank == victim) {
         told(MPI_Recv(other, LARGEST, MPI_BYTE, MPI_ANY_SOURCE, MPI_ANY_TAG, MPI_COMM_WORLD, MPI_STATUS_IGNORE));
         return;
     }
     for (int i = 0; i < MANY; i++)
         told(MPI_Isend(one, size, MPI_BYTE, victim, i, MPI_COMM_WORLD, &requests[i]));
-    failed = MPI_Waitall(MANY, requests, states);
-    for (int i = 0; failed == MPI_ERR_IN_STATUS && i < MANY; i++)
-        if (states[i].MPI_ERROR != MPI_ERR_PENDING) told(states[i].MPI_ERROR);
-    told(failed);
+    finish(MANY, requests);
 }
 
 /* All write to and read from the memory of all. */

@@ -14,8 +14,7 @@ kill_once() {
   shift
   : >"$report"
   chmod a+w "$report"
-  rm -rf "$counters"
-  mkdir -m 1777 "$counters"
+  fresh "$counters"
   # A /dev/shm of their own shows what is left in it.
   if unshare --mount true 2>/dev/null; then
     # shellcheck disable=SC2016 # variables of that shell

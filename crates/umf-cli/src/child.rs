@@ -1,7 +1,8 @@
-//! Child processes of this command: the same program, exchanging lines of JSON over a socket pair.
+//! Child processes of this command: the same program, exchanging lines of JSON over a socket pair;
+//! and other programs, of which the output is read ([`output_of`]).
 //!
 //! A child is started by `exec`, so it shares no memory with this process or with other children.
-//! Each wait has a time limit, and so has [`output_of`], which runs other programs. A child is killed when its [`Child`] is dropped and when this
+//! Each wait has a time limit. A child is killed when its [`Child`] is dropped and when this
 //! process dies.
 
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};

@@ -16,6 +16,7 @@
 //!   `directory`
 //! - [`rendezvous`]: sockets with names in a directory
 //! - [`transit`]: the bound of handles in transit
+//! - [`preloaded`]: the heap of a preloaded `libumf_proxy.so`
 //! - [`inspect`]: reads the ledgers of running and of killed processes
 //! - `ledger`: the shared file that shows which exports are current
 //! - `lease`: the shared file that shows which exports are open

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use umf_core::{Access, Address, CpuAccess, View};
 
 use crate::kernel_copy::Iov;
-use crate::memory::Memory;
+use crate::memory::{Memory, MemoryPart};
 use crate::{Error, Reduction, Result};
 
 /// A contiguous range of memory of this process. The owner of the value keeps it valid.
@@ -158,14 +158,16 @@ impl<'d> Buffer<'d> {
     }
 
     /// Returns the same memory, which other processes may map if all of it lies in `memory`.
-    fn within(self, memory: Arc<Memory<'static>>) -> Self {
-        let (start, size) = (memory.base().addr(), memory.len());
-        let is_inside = |segment: &Segment| {
-            let offset = segment.base.addr().checked_sub(start);
-            offset.is_some_and(|offset| offset <= size && segment.length <= size - offset)
+    fn within(self, memory: Option<Arc<Memory<'static>>>) -> Self {
+        let is_usable = |memory: &Arc<Memory<'static>>| {
+            let (start, size) = (memory.base().addr(), memory.len());
+            let is_inside = |segment: &Segment| {
+                let offset = segment.base.addr().checked_sub(start);
+                offset.is_some_and(|offset| offset <= size && segment.length <= size - offset)
+            };
+            memory.host_access().is_none() && self.segments().iter().all(is_inside)
         };
-        let is_usable = memory.host_access().is_none() && self.segments().iter().all(is_inside);
-        Self { kept: is_usable.then_some(memory), ..self }
+        Self { kept: memory.filter(is_usable), ..self }
     }
 
     #[inline]
@@ -251,7 +253,7 @@ impl Source<'static> {
     /// Returns the same source, which peers may map if all of it lies in `memory`. The memory's
     /// handle is announced until the operation has ended.
     #[must_use]
-    pub fn within(self, memory: Arc<Memory<'static>>) -> Self {
+    pub fn within(self, memory: Option<Arc<Memory<'static>>>) -> Self {
         Self(self.0.within(memory))
     }
 }
@@ -269,7 +271,7 @@ impl Destination<'static> {
 
     /// Returns the same destination, which peers may map if all of it lies in `memory`.
     #[must_use]
-    pub fn within(self, memory: Arc<Memory<'static>>) -> Self {
+    pub fn within(self, memory: Option<Arc<Memory<'static>>>) -> Self {
         Self(self.0.within(memory))
     }
 }
@@ -338,32 +340,6 @@ impl<'d> Destination<'d> {
     #[expect(clippy::len_without_is_empty, reason = "a length of a message, not of a container")]
     pub const fn len(&self) -> usize {
         self.0.len()
-    }
-}
-
-/// A part of [`Memory`], by [`Memory::part`].
-#[derive(Clone, Copy, Debug)]
-pub struct MemoryPart<'d> {
-    memory: &'d Memory<'d>,
-    base: *mut u8,
-    length: usize,
-}
-
-impl<'d> MemoryPart<'d> {
-    pub(crate) fn new(memory: &'d Memory<'d>, offset: usize, length: usize) -> Result<Self> {
-        let size = memory.len();
-        if offset > size || length > size - offset {
-            return Err(Error::OutOfBounds { offset, length, size });
-        }
-        Ok(Self { memory, base: memory.base().wrapping_add(offset), length })
-    }
-
-    /// Returns the memory, which other processes may write at any time.
-    #[must_use]
-    pub fn slice(&self) -> View<'d> {
-        let offset = self.base.addr() - self.memory.base().addr();
-        // `new` has checked the bounds.
-        self.memory.slice().range(offset..offset + self.length).unwrap_or_else(View::empty)
     }
 }
 

@@ -69,7 +69,7 @@ mod wait;
 
 pub use address::{ADDRESS_SIZE, AddressError, LinkAddress};
 pub use atomics::{Atomic, AtomicOperation, AtomicType};
-pub use buffer::{Destination, MemoryPart, Source};
+pub use buffer::{Destination, Source};
 #[cfg(feature = "comm")]
 pub use comm::Communicator;
 pub use endpoint::{Endpoint, LinkBuilder};
@@ -78,7 +78,7 @@ pub use error::{Error, Result};
 pub use inbox::Inbox;
 pub use key::{KEY_SIZE, KeyError, RemoteAccess, RemoteKey};
 pub use link::Link;
-pub use memory::Memory;
+pub use memory::{Memory, MemoryPart};
 pub use queue::TagMatch;
 pub use receive::{Probed, Received, RecvRequest};
 pub use reduce::{Element, Number, Operation, Reduction};

@@ -1,4 +1,4 @@
-//! [`Memory`]: exported memory of a pool, which a peer can map.
+//! [`Memory`]: exported memory of a pool, which a peer can map; and parts of it.
 
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -6,7 +6,6 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use umf_core::{HostAccess, View};
 use umf_ipc::{HANDLE_SIZE, Handle};
 
-use crate::buffer::MemoryPart;
 use crate::{Error, Result};
 
 /// Exported memory of this process with its handle. A peer can map it, so that messages from it or
@@ -105,5 +104,31 @@ impl<'m> Memory<'m> {
 impl fmt::Debug for Memory<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Memory").field("len", &self.len()).field("handle", &self.handle).finish()
+    }
+}
+
+/// A part of [`Memory`], by [`Memory::part`].
+#[derive(Clone, Copy, Debug)]
+pub struct MemoryPart<'d> {
+    pub(crate) memory: &'d Memory<'d>,
+    pub(crate) base: *mut u8,
+    pub(crate) length: usize,
+}
+
+impl<'d> MemoryPart<'d> {
+    fn new(memory: &'d Memory<'d>, offset: usize, length: usize) -> Result<Self> {
+        let size = memory.len();
+        if offset > size || length > size - offset {
+            return Err(Error::OutOfBounds { offset, length, size });
+        }
+        Ok(Self { memory, base: memory.base().wrapping_add(offset), length })
+    }
+
+    /// Returns the memory, which other processes may write at any time.
+    #[must_use]
+    pub fn slice(&self) -> View<'d> {
+        let offset = self.base.addr() - self.memory.base().addr();
+        // `new` has checked the bounds.
+        self.memory.slice().range(offset..offset + self.length).unwrap_or_else(View::empty)
     }
 }

@@ -47,11 +47,7 @@ impl PreloadedMemory {
     #[inline]
     pub(crate) unsafe fn source(&mut self, pieces: Pieces<'_>) -> Source<'static> {
         // SAFETY: by this function's contract.
-        let source = unsafe { Source::from_raw(pieces) };
-        match self.around(pieces) {
-            Some(memory) => source.within(memory),
-            None => source,
-        }
+        unsafe { Source::from_raw(pieces) }.within(self.around(pieces))
     }
 
     /// Returns memory that receives.
@@ -61,11 +57,7 @@ impl PreloadedMemory {
     #[inline]
     pub(crate) unsafe fn destination(&mut self, pieces: Pieces<'_>) -> Destination<'static> {
         // SAFETY: by this function's contract.
-        let destination = unsafe { Destination::from_raw(pieces) };
-        match self.around(pieces) {
-            Some(memory) => destination.within(memory),
-            None => destination,
-        }
+        unsafe { Destination::from_raw(pieces) }.within(self.around(pieces))
     }
 
     /// Returns the block that holds the first piece, if exporting it pays.

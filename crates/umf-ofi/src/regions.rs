@@ -83,11 +83,7 @@ impl Region {
         // SAFETY: the application keeps the memory until it closes the region, and knows that other
         // processes use it. The slot of the key is that of this region.
         let registration = unsafe {
-            let memory = Destination::from_raw(&memory);
-            let memory = match &self.block {
-                Some(block) => memory.within(Arc::clone(block)),
-                None => memory,
-            };
+            let memory = Destination::from_raw(&memory).within(self.block.clone());
             registrar.register(key, memory, access)?
         };
         self.registrations.lock().unwrap_or_else(PoisonError::into_inner).push(registration);

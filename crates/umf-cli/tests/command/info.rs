@@ -29,7 +29,7 @@ fn program(path: impl AsRef<OsStr>, arguments: &[&str]) -> Command {
     command
 }
 
-fn umf(arguments: &[&str]) -> Command {
+pub(crate) fn umf(arguments: &[&str]) -> Command {
     program(env!("CARGO_BIN_EXE_umf"), arguments)
 }
 
@@ -84,7 +84,7 @@ fn temporary_folder_is_private_and_removed() {
 }
 
 /// Runs `umf info --json` and checks the form of its report.
-fn report(command: Command) -> Value {
+pub(crate) fn report(command: Command) -> Value {
     let report: Value = serde_json::from_str(&run(command)).unwrap();
     assert_eq!(report["format"], 1);
     for group in GROUPS {
@@ -548,94 +548,6 @@ fn no_child_outlives_killed_info() {
         }
     }
     std::fs::remove_dir_all(&folder).unwrap();
-}
-
-/// Returns the group "mpi" with these programs in the path: names, and scripts of the shell.
-fn mpi(name: &str, programs: &[(&str, &str)], variables: &[(&str, &str)]) -> Value {
-    let folder = std::env::temp_dir().join(format!("umf-info-mpi-{name}-{}", std::process::id()));
-    std::fs::create_dir(&folder).unwrap();
-    for (program, script) in programs {
-        let path = folder.join(program);
-        std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
-    }
-    let mut command = umf(&["info", "--json"]);
-    for (variable, _) in std::env::vars() {
-        if ["OMPI_", "MPIR_", "FI_"].iter().any(|prefix| variable.starts_with(prefix)) {
-            command.env_remove(variable);
-        }
-    }
-    command.env("PATH", &folder).envs(variables.iter().copied());
-    let report = report(command);
-    std::fs::remove_dir_all(&folder).unwrap();
-    report["mpi"].clone()
-}
-
-const MPIRUN: (&str, &str) = ("mpirun", "echo 'mpirun (Open MPI) 5.0.3'");
-const MPICHVERSION: (&str, &str) =
-    ("mpichversion", "echo 'MPICH Version: 5.0.2'; echo 'MPICH Device: ch4:ucx ofi'");
-
-#[test]
-fn mpi_libraries_are_found_and_directed() {
-    let none = mpi("none", &[], &[]);
-    for (key, remedy) in [
-        ("open-mpi", "openmpi-bin"),
-        ("mpich", "`pip install mpich`"),
-        ("libumf-fi.so", "`export FI_PROVIDER_PATH=$HOME/umf`"),
-    ] {
-        assert_eq!((&none[key]["state"], &none[key]["value"]), (&"missing".into(), &Value::Null), "{none}");
-        assert!(none[key]["remedy"].as_str().unwrap().contains(remedy), "{none}");
-    }
-    let found = mpi("found", &[MPIRUN, MPICHVERSION], &[("FI_PROVIDER", "umf")]);
-    for (key, version, remedy) in [
-        ("open-mpi", "5.0.3", "OMPI_MCA_mtl_ofi_provider_include=umf"),
-        ("mpich", "5.0.2", "`export MPIR_CVAR_CH4_NETMOD=ofi MPIR_CVAR_NOLOCAL=1`"),
-    ] {
-        assert_eq!(found[key]["state"], "limited", "{found}");
-        assert_eq!(found[key]["value"]["version"], version, "{found}");
-        assert_eq!(found[key]["value"]["directed_to_umf"], false, "{found}");
-        assert!(found[key]["remedy"].as_str().unwrap().contains(remedy), "{found}");
-    }
-    let variables = [
-        ("OMPI_MCA_pml", "cm"),
-        ("OMPI_MCA_mtl", "ofi"),
-        ("OMPI_MCA_osc", "pt2pt"),
-        ("OMPI_MCA_btl", "self"),
-        ("OMPI_MCA_mtl_ofi_provider_include", "umf"),
-        ("MPIR_CVAR_CH4_NETMOD", "ofi"),
-        ("MPIR_CVAR_NOLOCAL", "1"),
-        ("FI_PROVIDER", "umf"),
-    ];
-    let directed = mpi("directed", &[MPIRUN, MPICHVERSION], &variables);
-    for key in ["open-mpi", "mpich"] {
-        assert_eq!(directed[key]["state"], "ok", "{directed}");
-    }
-    // Each without libfabric: another `mpirun` than Open MPI's is none.
-    let device = ("mpichversion", "echo 'MPICH Version: 4.0.2'; echo 'MPICH Device: ch4:ucx'");
-    let without = mpi("without", &[MPIRUN, ("ompi_info", "echo 'mca:mtl:psm:version'"), device], &variables);
-    for key in ["open-mpi", "mpich"] {
-        assert_eq!(without[key]["state"], "missing", "{without}");
-        assert!(without[key]["text"].as_str().unwrap().contains("without libfabric"), "{without}");
-    }
-    let other = mpi("other", &[("mpirun", "echo HYDRA build details:")], &variables);
-    assert_eq!(other["open-mpi"]["text"], "not found");
-}
-
-#[test]
-fn programs_of_mpi_that_hang_are_killed() {
-    let begun = Instant::now();
-    // A program that a killed script has started has its output open, and is killed as well.
-    let sleep = "/bin/sleep 77777 & echo; wait";
-    let found = mpi("hang", &[("mpirun", sleep), ("mpichversion", "while :; do echo; done")], &[]);
-    assert_eq!(found["open-mpi"]["state"], "limited", "{found}");
-    assert!(found["open-mpi"]["text"].as_str().unwrap().contains("did not answer within 2 s"), "{found}");
-    assert_eq!(found["mpich"]["text"], "not found", "endless output is cut");
-    assert!(begun.elapsed() < Duration::from_secs(30), "took {:?}", begun.elapsed());
-    let processes = std::fs::read_dir("/proc").unwrap().flatten();
-    let left = |path: PathBuf| {
-        std::fs::read(path.join("cmdline")).is_ok_and(|line| line == b"/bin/sleep\x0077777\0")
-    };
-    assert!(!processes.map(|entry| entry.path()).any(left), "a program was left");
 }
 
 #[test]

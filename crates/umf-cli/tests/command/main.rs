@@ -9,5 +9,6 @@ mod demo;
 mod failpoints;
 mod info;
 mod info_devices;
+mod info_mpi;
 mod level_zero;
 mod topology;

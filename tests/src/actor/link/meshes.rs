@@ -100,7 +100,7 @@ fn transfer(
             if let Some(sleeper) = mesh.sleeper() {
                 sleeper.sleep(Duration::from_millis(10));
                 if Instant::now() > end {
-                    return Err(Failure::new("TimedOut", format!("{left} of {} operations", 2 * count)));
+                    return Err(Failure::new("Hang", format!("{left} of {} operations", 2 * count)));
                 }
             }
             continue;
