@@ -194,16 +194,16 @@ fn round(survivor: &mut Actor, victim: &mut Actor, accepts: bool, seed: u64) -> 
     victim.is_reaped()
 }
 
-/// Runs a round of two meshes. The one that accepts sends when it has got a message; else both send
-/// at once. Returns whether the victim was killed.
+/// Runs a round of two meshes, of which one accepts, and sends when it has got a message. Returns
+/// whether the victim was killed.
 fn round_of_meshes(survivor: &mut Actor, victim: &mut Actor, accepts: bool, seed: u64) -> bool {
     let own = survivor.ok("mesh-new mesh");
     if let Some(address) = command_victim(victim, "mesh-new mesh") {
-        let order = if accepts { "answers" } else { "sends" };
+        let [mine, theirs] = if accepts { ["sends", "answers"] } else { ["answers", "sends"] };
         let seed = seed % 1000;
-        let mine = format!("mesh-exchange mesh {} sends 40 {seed} {}", address.unwrap(), seed + 1);
+        let mine = format!("mesh-exchange mesh {} {mine} 40 {seed} {}", address.unwrap(), seed + 1);
         survivor.send(&mine);
-        let _ = command_victim(victim, &format!("mesh-exchange mesh {own} {order} 40 {} {seed}", seed + 1));
+        let _ = command_victim(victim, &format!("mesh-exchange mesh {own} {theirs} 40 {} {seed}", seed + 1));
         await_survivor(survivor, &mine);
         let _ = command_victim(victim, "mesh-drop mesh");
     }
