@@ -3,8 +3,10 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot continue ends")]
 
+use std::time::Duration;
+
 use umf::Handle;
-use umf_tests::{Actor, ProcessSnapshot, Spawn, actor, machine, spawn};
+use umf_tests::{Actor, Patience, ProcessSnapshot, Spawn, actor, machine, spawn};
 
 const OTHER_UID: u32 = 65534;
 
@@ -316,6 +318,12 @@ fn connections_of_other_users_displace_no_client() {
     let name = name.split(' ').next().unwrap();
     let mut importer = in_mode("socket").start();
     importer.ok(&format!("open {handle} -> m"));
+    // The producer may still close the copy of its lease table that it has sent.
+    let is_sent = |now: &ProcessSnapshot| now.fds.get("/memfd:umf-leases (deleted)") == Some(&1);
+    let mut patience = Patience::new(Duration::from_secs(10));
+    while !is_sent(&ProcessSnapshot::of(&producer)) {
+        assert!(patience.sleep(), "the producer keeps a copy of its lease table");
+    }
     let snapshot = ProcessSnapshot::of(&producer);
     let mut stranger = as_other_user(in_mode("socket"), true);
     stranger.ok(&format!("connect {name} 600"));
