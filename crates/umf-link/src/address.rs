@@ -187,6 +187,12 @@ impl LinkAddress {
         }
     }
 
+    /// Returns whether a process needs the address to connect, so that it is a secret.
+    #[must_use]
+    pub fn is_secret(&self) -> bool {
+        self.key().is_some()
+    }
+
     /// Returns the key that both processes prove to each other, if the endpoint is in a directory.
     pub(crate) fn key(&self) -> Option<Key> {
         let is_in_directory = self.bytes[PLACE] == DIRECTORY.to_le_bytes();

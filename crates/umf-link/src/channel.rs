@@ -419,9 +419,15 @@ impl Channel {
         Err(self.end(end))
     }
 
-    /// Asks the peer to make the socket readable at its next change.
+    /// Asks the peer to make the socket readable at its next change, after earlier changes are read
+    /// from it.
     pub(crate) fn arm(&self) {
         sys::drain(self.socket());
+        self.request_event();
+    }
+
+    /// Asks the peer to make the socket readable at its next change.
+    pub(crate) fn request_event(&self) {
         self.own_lane.word(layout::ARMED).fetch_add(1, Ordering::Relaxed);
         Futex::set(self.shared.bell.word(), ARMED);
         <AtomicU32 as Futex>::fence();

@@ -155,6 +155,14 @@ impl LinkBuilder {
         LinkAddress::of_name_by(&self.settings, name)
     }
 
+    /// Returns a new address, at which this process can make a [`crate::mesh::Mesh`] later.
+    ///
+    /// # Errors
+    /// [`Error::System`]: no random numbers are available.
+    pub fn unique_address(&self) -> Result<LinkAddress> {
+        LinkAddress::unique(&self.settings)
+    }
+
     /// Makes an endpoint with a name, by which other processes find it
     /// ([`LinkBuilder::address_of`]).
     ///

@@ -9,6 +9,7 @@ use umf_link::{ADDRESS_SIZE, LinkAddress};
 
 use crate::conversions::{copy_address, copy_text};
 use crate::domain::{Domain, DomainObject};
+use crate::names;
 use crate::object::{Boxed, closed_by};
 
 /// An address vector.
@@ -21,6 +22,21 @@ pub(crate) struct AddressVector {
 pub(crate) type AddressVectorObject = Boxed<fid_av, AddressVector>;
 
 impl AddressVector {
+    /// Adds an address. Returns its number, or a positive error number.
+    fn add(&self, address: LinkAddress) -> Result<fi_addr_t, c_int> {
+        if !address.is_of_this_boot() {
+            tracing::error!(
+                "cannot insert the address of another machine: the provider umf joins processes of one machine; \
+                 run all processes of the job there, or choose another provider (FI_PROVIDER)"
+            );
+            return Err(FI_EHOSTUNREACH);
+        }
+        // Numbers are not used again: endpoints remember the processes of theirs.
+        let mut known = self.addresses.write().unwrap_or_else(PoisonError::into_inner);
+        known.push(Some(address));
+        Ok(known.len() as fi_addr_t - 1)
+    }
+
     /// Returns an address by its number.
     pub(crate) fn get(&self, number: fi_addr_t) -> Option<LinkAddress> {
         let addresses = self.addresses.read().unwrap_or_else(PoisonError::into_inner);
@@ -37,6 +53,7 @@ impl AddressVector {
 static OBJECT: fi_ops = fi_ops { bind: Some(bind), ..closed_by(close) };
 static OPS: fi_ops_av = fi_ops_av {
     insert: Some(insert),
+    insertsvc: Some(insert_service),
     remove: Some(remove),
     lookup: Some(lookup),
     straddr: Some(text_of_address),
@@ -98,32 +115,20 @@ unsafe extern "C" fn insert(
     }
     // SAFETY: an open address vector.
     let part = unsafe { AddressVectorObject::part(vector) };
-    let mut known = part.addresses.write().unwrap_or_else(PoisonError::into_inner);
     let mut inserted = 0;
     for number in 0..count {
         // SAFETY: the caller passes `count` addresses, each as long as those of `getname`.
         let bytes = unsafe {
             core::slice::from_raw_parts(addresses.cast::<u8>().add(number * ADDRESS_SIZE), ADDRESS_SIZE)
         };
-        let (at, error) = match LinkAddress::from_bytes(bytes) {
-            Ok(address) if address.is_of_this_boot() => {
-                // Numbers are not used again: endpoints remember the processes of theirs.
-                known.push(Some(address));
-                inserted += 1;
-                (known.len() as fi_addr_t - 1, FI_SUCCESS)
-            }
-            Ok(_) => {
-                tracing::error!(
-                    "cannot insert the address of another machine: the provider umf joins processes of one machine; \
-                     run all processes of the job there, or choose another provider (FI_PROVIDER)"
-                );
-                (FI_ADDR_NOTAVAIL, FI_EHOSTUNREACH)
-            }
-            Err(error) => {
+        let added = LinkAddress::from_bytes(bytes)
+            .map_err(|error| {
                 tracing::error!(%error, "cannot insert an address");
-                (FI_ADDR_NOTAVAIL, FI_EINVAL)
-            }
-        };
+                FI_EINVAL
+            })
+            .and_then(|address| part.add(address));
+        inserted += c_int::from(added.is_ok());
+        let (at, error) = added.map_or_else(|error| (FI_ADDR_NOTAVAIL, error), |at| (at, FI_SUCCESS));
         // SAFETY: where the pointers are not null, they have `count` entries.
         unsafe {
             if !numbers.is_null() {
@@ -135,6 +140,30 @@ unsafe extern "C" fn insert(
         }
     }
     inserted
+}
+
+/// Inserts the address of a service, as `getinfo` finds it.
+unsafe extern "C" fn insert_service(
+    vector: *mut fid_av,
+    node: *const c_char,
+    service: *const c_char,
+    number: *mut fi_addr_t,
+    _flags: u64,
+    _context: *mut c_void,
+) -> c_int {
+    let Some(builder) = names::builder() else { return -FI_EINVAL };
+    // SAFETY: the names are null or C strings, and the vector is open.
+    let (found, part) = unsafe { (names::find(&builder, node, service), AddressVectorObject::part(vector)) };
+    let added = match found {
+        Ok(Some(address)) => part.add(address),
+        Ok(None) => Err(FI_EINVAL),
+        Err(_) => Err(FI_EHOSTUNREACH),
+    };
+    if !number.is_null() {
+        // SAFETY: it can be written.
+        unsafe { *number = *added.as_ref().unwrap_or(&FI_ADDR_NOTAVAIL) };
+    }
+    c_int::from(added.is_ok())
 }
 
 unsafe extern "C" fn remove(
@@ -183,9 +212,11 @@ unsafe extern "C" fn text_of_address(
     }
     // SAFETY: an address as long as those of `getname`.
     let bytes = unsafe { core::slice::from_raw_parts(address.cast::<u8>(), ADDRESS_SIZE) };
-    // The socket and not the bytes, which may hold a key.
-    let text =
-        LinkAddress::from_bytes(bytes).map_or_else(|error| error.to_string(), |address| address.socket());
+    // The socket and not the text of an address that has a key.
+    let text = LinkAddress::from_bytes(bytes).map_or_else(
+        |error| error.to_string(),
+        |address| if address.is_secret() { address.socket() } else { address.to_string() },
+    );
     // SAFETY: `buffer` has `length` bytes.
     unsafe {
         copy_text(&text, buffer, *length);

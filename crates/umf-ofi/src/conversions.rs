@@ -5,8 +5,8 @@ use core::ffi::{c_char, c_int, c_void};
 
 use libc::iovec;
 use libfabric_sys::{
-    FI_EACCES, FI_ECANCELED, FI_EHOSTUNREACH, FI_EINVAL, FI_EIO, FI_EKEYREJECTED, FI_ENOTCONN, FI_EPERM,
-    FI_ETIMEDOUT, FI_ETRUNC,
+    FI_EACCES, FI_EADDRINUSE, FI_ECANCELED, FI_EHOSTUNREACH, FI_EINVAL, FI_EIO, FI_EKEYREJECTED, FI_ENOTCONN,
+    FI_EPERM, FI_ETIMEDOUT, FI_ETRUNC,
 };
 use umf_link::Error;
 
@@ -92,6 +92,7 @@ pub(crate) fn error_number(error: &Error) -> c_int {
         }
         Error::TimedOut { .. } => FI_ETIMEDOUT,
         Error::Interrupted => FI_ECANCELED,
+        Error::NameTaken { .. } => FI_EADDRINUSE,
         Error::Forked => FI_EPERM,
         Error::System { errno, .. } => errno.raw_os_error(),
         _ => FI_EIO,

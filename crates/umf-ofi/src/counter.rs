@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use libfabric_sys::*;
 
 use crate::domain::{Domain, DomainObject};
-use crate::endpoint::BoundEndpoints;
 use crate::object::{Boxed, closed_by};
+use crate::waiting::{BoundEndpoints, SLEEP, SPIN};
 
 /// A counter.
 #[derive(Debug)]
@@ -27,11 +27,36 @@ impl Counter {
     /// Counts an operation that has ended.
     pub(crate) fn count(&self, has_failed: bool) {
         let counter = if has_failed { &self.failed } else { &self.ended };
-        counter.fetch_add(1, Ordering::Release);
+        // A thread that goes to sleep looks at it after it has counted itself.
+        counter.fetch_add(1, Ordering::SeqCst);
+        self.endpoints.announce();
+    }
+
+    /// Changes a value on behalf of the application.
+    fn change(&self, change: impl FnOnce(&Self) -> u64) {
+        change(self);
+        self.endpoints.announce();
+    }
+
+    /// Makes progress. Returns a number that changes with each operation that has ended.
+    pub(crate) fn progress_and_sum(&self) -> u64 {
+        self.endpoints.progress();
+        self.sum()
+    }
+
+    fn sum(&self) -> u64 {
+        self.ended.load(Ordering::SeqCst).wrapping_add(self.failed.load(Ordering::SeqCst))
+    }
+
+    /// Returns whether a thread may wait for the descriptor: until the value differs from that
+    /// before this call.
+    pub(crate) fn may_wait(&self) -> bool {
+        let before = self.sum();
+        self.endpoints.arm(|| self.sum() != before)
     }
 }
 
-static OBJECT: fi_ops = closed_by(close);
+static OBJECT: fi_ops = fi_ops { control: Some(control), ..closed_by(close) };
 static OPS: fi_ops_cntr = fi_ops_cntr {
     read: Some(read),
     readerr: Some(read_failed),
@@ -51,10 +76,13 @@ pub(crate) unsafe extern "C" fn open(
 ) -> c_int {
     // SAFETY: attributes are null or valid.
     let attributes = unsafe { attributes.as_ref() }.copied().unwrap_or(fi_cntr_attr::ZERO);
-    let is_known = matches!(attributes.wait_obj, FI_WAIT_NONE | FI_WAIT_UNSPEC | FI_WAIT_YIELD);
-    if attributes.events != FI_CNTR_EVENTS_COMP || !is_known {
+    if attributes.events != FI_CNTR_EVENTS_COMP {
         return -FI_ENOSYS;
     }
+    let endpoints = match BoundEndpoints::new(attributes.wait_obj) {
+        Ok(endpoints) => endpoints,
+        Err(error) => return error,
+    };
     let object = fid { fclass: FI_CLASS_CNTR, context, ops: OBJECT.as_table() };
     let object = fid_cntr { fid: object, ops: OPS.as_table() };
     // SAFETY: an open domain of this provider; the pointer is valid for a write.
@@ -63,7 +91,7 @@ pub(crate) unsafe extern "C" fn open(
             _domain: Arc::clone(DomainObject::part(domain)),
             ended: AtomicU64::new(0),
             failed: AtomicU64::new(0),
-            endpoints: BoundEndpoints::default(),
+            endpoints,
         };
         *counter = CounterObject::leak(object, Arc::new(part));
     }
@@ -73,6 +101,11 @@ pub(crate) unsafe extern "C" fn open(
 unsafe extern "C" fn close(object: *mut fid) -> c_int {
     // SAFETY: counters alone have this operation.
     unsafe { CounterObject::close(object) }
+}
+
+unsafe extern "C" fn control(counter: *mut fid, command: c_int, argument: *mut c_void) -> c_int {
+    // SAFETY: an open counter, and the argument of the command.
+    unsafe { CounterObject::part(counter.cast()).endpoints.control(command, argument) }
 }
 
 unsafe extern "C" fn read(counter: *mut fid_cntr) -> u64 {
@@ -91,25 +124,27 @@ unsafe extern "C" fn read_failed(counter: *mut fid_cntr) -> u64 {
 
 unsafe extern "C" fn add(counter: *mut fid_cntr, value: u64) -> c_int {
     // SAFETY: an open counter.
-    unsafe { CounterObject::part(counter) }.ended.fetch_add(value, Ordering::Release);
+    unsafe { CounterObject::part(counter) }
+        .change(|counter| counter.ended.fetch_add(value, Ordering::SeqCst));
     FI_SUCCESS
 }
 
 unsafe extern "C" fn set(counter: *mut fid_cntr, value: u64) -> c_int {
     // SAFETY: an open counter.
-    unsafe { CounterObject::part(counter) }.ended.store(value, Ordering::Release);
+    unsafe { CounterObject::part(counter) }.change(|counter| counter.ended.swap(value, Ordering::SeqCst));
     FI_SUCCESS
 }
 
 unsafe extern "C" fn add_failed(counter: *mut fid_cntr, value: u64) -> c_int {
     // SAFETY: an open counter.
-    unsafe { CounterObject::part(counter) }.failed.fetch_add(value, Ordering::Release);
+    unsafe { CounterObject::part(counter) }
+        .change(|counter| counter.failed.fetch_add(value, Ordering::SeqCst));
     FI_SUCCESS
 }
 
 unsafe extern "C" fn set_failed(counter: *mut fid_cntr, value: u64) -> c_int {
     // SAFETY: an open counter.
-    unsafe { CounterObject::part(counter) }.failed.store(value, Ordering::Release);
+    unsafe { CounterObject::part(counter) }.change(|counter| counter.failed.swap(value, Ordering::SeqCst));
     FI_SUCCESS
 }
 
@@ -119,19 +154,24 @@ unsafe extern "C" fn wait(counter: *mut fid_cntr, threshold: u64, timeout: c_int
     let part = unsafe { CounterObject::part(counter) };
     let (start, failed) = (Instant::now(), part.failed.load(Ordering::Acquire));
     let limit = u64::try_from(timeout).ok().map(Duration::from_millis);
-    loop {
-        for _ in 0..64 {
-            part.endpoints.progress();
-            if part.ended.load(Ordering::Acquire) >= threshold {
-                return FI_SUCCESS;
-            }
-            if part.failed.load(Ordering::Acquire) != failed {
-                return -FI_EAVAIL;
-            }
+    let result = || {
+        if part.ended.load(Ordering::SeqCst) >= threshold {
+            return Some(FI_SUCCESS);
         }
-        if limit.is_some_and(|limit| start.elapsed() >= limit) {
+        (part.failed.load(Ordering::SeqCst) != failed).then_some(-FI_EAVAIL)
+    };
+    loop {
+        part.endpoints.progress();
+        if let Some(result) = result() {
+            return result;
+        }
+        let passed = start.elapsed();
+        let left = limit.map(|limit| limit.saturating_sub(passed));
+        if left.is_some_and(|left| left.is_zero()) {
             return -FI_ETIMEDOUT;
         }
-        std::thread::yield_now();
+        if passed > SPIN {
+            part.endpoints.sleep(left.unwrap_or(SLEEP), || result().is_some());
+        }
     }
 }

@@ -8,7 +8,7 @@ use libfabric_sys::*;
 use crate::fabric::{Fabric, FabricObject};
 use crate::object::{Boxed, closed_by};
 use crate::regions::{self, Regions};
-use crate::{address_vector, atomics, counter, endpoint, queue};
+use crate::{address_vector, atomics, counter, endpoint, poll_set, queue};
 
 /// A domain.
 #[derive(Debug)]
@@ -28,6 +28,7 @@ static DOMAIN_OPS: fi_ops_domain = fi_ops_domain {
     cntr_open: Some(counter::open),
     endpoint: Some(endpoint::open),
     endpoint2: Some(endpoint::open2),
+    poll_open: Some(poll_set::open),
     query_atomic: Some(atomics::query),
     ..fi_ops_domain::UNSUPPORTED
 };

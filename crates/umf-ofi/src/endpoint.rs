@@ -2,28 +2,31 @@
 //! their completions go to.
 
 use core::ffi::{c_int, c_void};
+use std::collections::BTreeSet;
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use libfabric_sys::*;
 use umf_link::mesh::{Mesh, Registrar, Sleeper, Waker};
-use umf_link::{ADDRESS_SIZE, LinkAddress};
+use umf_link::{ADDRESS_SIZE, LinkAddress, LinkBuilder};
 use umf_os::background;
 
 use crate::address_vector::AddressVectorObject;
 use crate::atomics::ATOMIC;
-use crate::conversions::copy_address;
-use crate::conversions::refuse;
+use crate::conversions::{copy_address, error_number, refuse};
 use crate::counter::CounterObject;
 use crate::domain::{Domain, DomainObject};
 use crate::messages::{MESSAGES, TAGGED};
+use crate::names;
 use crate::object::Boxed;
 use crate::preloaded::PreloadedMemory;
 use crate::queue::QueueObject;
 use crate::rma::RMA;
 use crate::state::{Direction, Operations, State};
 use crate::statistics;
+use crate::waiting::lock;
 
 /// The bytes that have to be left in memory for many messages, unless the application sets it.
 const MIN_MULTI_RECEIVE: usize = 64;
@@ -68,47 +71,28 @@ impl Endpoint {
         sleeper
     }
 
+    /// Passes the descriptor of the mesh on.
+    pub(crate) fn with_event_fd(
+        &self,
+        run: impl FnOnce(BorrowedFd<'_>) -> Result<(), c_int>,
+    ) -> Result<(), c_int> {
+        let mut state = self.lock();
+        let fd = state.mesh.event_fd().map_err(|error| error_number(&error))?;
+        run(fd)
+    }
+
+    /// Makes progress, and lets the descriptor become readable. Returns whether there was anything
+    /// to do.
+    pub(crate) fn arm(&self) -> bool {
+        let mut state = self.lock();
+        let armed = state.mesh.arm();
+        state.report_completions();
+        // Where it cannot be armed, the caller does not wait.
+        armed.unwrap_or(true)
+    }
+
     pub(crate) const fn waker(&self) -> &Waker {
         &self.waker
-    }
-}
-
-/// The endpoints that are bound to a queue or a counter.
-#[derive(Debug, Default)]
-pub(crate) struct BoundEndpoints(Mutex<Vec<Arc<Endpoint>>>);
-
-impl BoundEndpoints {
-    fn lock(&self) -> MutexGuard<'_, Vec<Arc<Endpoint>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Adds an endpoint. Returns `false` if it is bound already.
-    pub(crate) fn add(&self, endpoint: &Arc<Endpoint>) -> bool {
-        let mut endpoints = self.lock();
-        let is_new = !endpoints.iter().any(|bound| Arc::ptr_eq(bound, endpoint));
-        if is_new {
-            endpoints.push(Arc::clone(endpoint));
-        }
-        is_new
-    }
-
-    pub(crate) fn remove(&self, endpoint: &Arc<Endpoint>) {
-        self.lock().retain(|bound| !Arc::ptr_eq(bound, endpoint));
-    }
-
-    /// Makes progress with all.
-    pub(crate) fn progress(&self) {
-        // An endpoint that is closed by another thread meanwhile is a misuse that the interface
-        // excludes, so that the lock may be held.
-        for endpoint in &*self.lock() {
-            endpoint.progress();
-        }
-    }
-
-    /// Returns one of them, and how many there are.
-    pub(crate) fn first_and_count(&self) -> (Option<Arc<Endpoint>>, usize) {
-        let endpoints = self.lock();
-        (endpoints.first().cloned(), endpoints.len())
     }
 }
 
@@ -166,6 +150,20 @@ static OPS: fi_ops_ep = fi_ops_ep {
 };
 static NAMES: fi_ops_cm = fi_ops_cm { getname: Some(name), ..fi_ops_cm::UNSUPPORTED };
 
+/// Makes the mesh of an endpoint. The address of an entry is that of a service, or one for the first
+/// endpoint of the entry. No address is used twice: to peers, the end of its endpoint is the end of
+/// the address.
+fn make_mesh(builder: &LinkBuilder, wanted: Option<LinkAddress>) -> umf_link::Result<Mesh> {
+    static USED: Mutex<BTreeSet<[u8; ADDRESS_SIZE]>> = Mutex::new(BTreeSet::new());
+    match wanted {
+        Some(address) if address.pid() == 0 => Mesh::at(builder, address),
+        Some(address) if address.pid() == std::process::id() && lock(&USED).insert(address.to_bytes()) => {
+            Mesh::at(builder, address)
+        }
+        _ => Mesh::new(builder),
+    }
+}
+
 pub(crate) unsafe extern "C" fn open(
     domain: *mut fid_domain,
     info: *mut fi_info,
@@ -186,7 +184,10 @@ pub(crate) unsafe extern "C" fn open2(
     if flags != 0 {
         return -FI_EBADFLAGS;
     }
-    let mesh = match umf::link::builder().map(|builder| Mesh::new(&builder)) {
+    // SAFETY: an entry of `getinfo`, with its address.
+    let wanted = unsafe { names::in_entry((*info).src_addr, (*info).src_addrlen) };
+    let Ok(wanted) = wanted else { return -FI_EINVAL };
+    let mesh = match umf::link::builder().map(|builder| make_mesh(&builder, wanted)) {
         Ok(Ok(mesh)) => mesh,
         Ok(Err(error)) => return refuse("opening an endpoint", &error) as c_int,
         Err(error) => {
@@ -290,7 +291,9 @@ unsafe extern "C" fn bind(object: *mut fid, other: *mut fid, flags: u64) -> c_in
                 }
             }
             drop(state);
-            queue.bind(part);
+            if let Err(number) = queue.bind(part) {
+                return -number;
+            }
         }
         FI_CLASS_CNTR => {
             // SAFETY: a counter.
@@ -311,7 +314,9 @@ unsafe extern "C" fn bind(object: *mut fid, other: *mut fid, flags: u64) -> c_in
                 return -FI_ENOSYS;
             }
             drop(state);
-            counter.endpoints.add(part);
+            if let Err(number) = counter.endpoints.add(part) {
+                return -number;
+            }
         }
         FI_CLASS_EQ => {}
         _ => return -FI_EINVAL,

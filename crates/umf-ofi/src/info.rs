@@ -7,9 +7,10 @@
 use core::ffi::{CStr, c_char, c_int};
 
 use libfabric_sys::*;
+use umf_link::LinkAddress;
 use umf_link::mesh::RegionKey;
 
-use crate::{NAME, libraries};
+use crate::{NAME, libraries, names};
 
 /// Bytes of messages that can be sent without a completion.
 pub(crate) const INJECT_SIZE: usize = 1024;
@@ -24,11 +25,15 @@ const PRIMARY: u64 = FI_MSG | FI_TAGGED | FI_RMA | FI_ATOMIC;
 const ONE_SIDED: u64 = FI_RMA | FI_ATOMIC;
 const DIRECTIONS: u64 = FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE;
 const SEND_RECEIVE: u64 = FI_SEND | FI_RECV;
-const SECONDARY: u64 = FI_MULTI_RECV | FI_SOURCE | FI_DIRECTED_RECV | FI_LOCAL_COMM | FI_REMOTE_COMM;
+/// Processes of this machine are those of the same and of other nodes: Open MPI asks for both.
+const PLACES: u64 = FI_LOCAL_COMM | FI_REMOTE_COMM;
+const SECONDARY: u64 = FI_MULTI_RECV | FI_SOURCE | FI_DIRECTED_RECV | PLACES;
 const ALL: u64 = PRIMARY | SEND_RECEIVE | DIRECTIONS | SECONDARY;
 /// What an application has to know of registered memory: virtual addresses, of memory that exists,
 /// under keys of the provider.
 const MEMORY: c_int = FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
+/// The first version in which an application lists what it knows of registered memory.
+const WITH_MODES: u32 = make_version(1, 5);
 const OP_FLAGS: u64 = FI_COMPLETION
     | FI_INJECT
     | FI_INJECT_COMPLETE
@@ -72,7 +77,7 @@ unsafe fn is_own_name(name: *const c_char) -> bool {
 ///
 /// # Safety
 /// As `fi_getinfo`: an entry with its attributes, each of which may be null.
-unsafe fn check(hints: &fi_info) -> Result<(), Unmet> {
+unsafe fn check(hints: &fi_info, version: u32) -> Result<(), Unmet> {
     require(hints.caps & !ALL == 0, "capabilities")?;
     require(matches!(hints.addr_format, FI_FORMAT_UNSPEC), "the format of addresses")?;
     // SAFETY: by this function's contract, here and below.
@@ -108,10 +113,9 @@ unsafe fn check(hints: &fi_info) -> Result<(), Unmet> {
         require(unsafe { is_own_name(domain.name) }, "the name of the domain")?;
         require(domain.cq_data_size <= size_of::<u64>(), "the size of immediate data")?;
         require(domain.mr_key_size <= size_of::<u64>(), "the size of keys")?;
-        require(domain.caps & !(FI_LOCAL_COMM | FI_REMOTE_COMM) == 0, "capabilities of the domain")?;
+        require(domain.caps & !PLACES == 0, "capabilities of the domain")?;
         require(domain.auth_key_size == 0, "keys of authorization")?;
-        let is_basic = domain.mr_mode & FI_MR_BASIC != 0;
-        let knows = is_basic || domain.mr_mode & MEMORY == MEMORY;
+        let knows = memory_mode(domain.mr_mode, version).is_some();
         require(hints.caps & ONE_SIDED == 0 || knows, "registered memory of another kind")?;
     }
     // SAFETY: as above.
@@ -122,11 +126,22 @@ unsafe fn check(hints: &fi_info) -> Result<(), Unmet> {
     Ok(())
 }
 
-/// Returns the capabilities that are offered for those of the hints.
-fn capabilities(asked: u64) -> u64 {
+/// Returns the kind of registered memory for an application that knows the kinds of `mode`, or
+/// `None` if it does not know that of the provider.
+fn memory_mode(mode: c_int, version: u32) -> Option<c_int> {
+    let is_basic = mode & FI_MR_BASIC != 0 || mode == 0 && version < WITH_MODES;
+    if is_basic { Some(FI_MR_BASIC) } else { (mode & MEMORY == MEMORY).then_some(MEMORY) }
+}
+
+/// Returns the capabilities that are offered for those of the hints. `knows_memory` is whether the
+/// application can use registered memory of this provider.
+fn capabilities(asked: u64, knows_memory: bool) -> u64 {
     let either = |asked: u64, all: u64| if asked & all == 0 { all } else { asked & all };
     let mut caps = match asked & PRIMARY {
-        0 => PRIMARY | FI_MULTI_RECV | FI_SOURCE | FI_DIRECTED_RECV,
+        0 => {
+            let left_out = if knows_memory { 0 } else { ONE_SIDED };
+            PRIMARY & !left_out | FI_MULTI_RECV | FI_SOURCE | FI_DIRECTED_RECV
+        }
         primary => primary | asked & SECONDARY,
     };
     if caps & (FI_MSG | FI_TAGGED) != 0 {
@@ -135,7 +150,7 @@ fn capabilities(asked: u64) -> u64 {
     if caps & ONE_SIDED != 0 {
         caps |= either(asked, DIRECTIONS);
     }
-    caps | FI_LOCAL_COMM | FI_REMOTE_COMM
+    caps | PLACES
 }
 
 /// Fills an entry that libfabric has allocated.
@@ -143,14 +158,16 @@ fn capabilities(asked: u64) -> u64 {
 /// # Safety
 /// `info` has all attributes. As [`check`] for the hints.
 unsafe fn fill(info: &mut fi_info, hints: Option<&fi_info>, version: u32) {
-    let caps = capabilities(hints.map_or(0, |hints| hints.caps));
+    // SAFETY: by this function's contract.
+    let asked_domain = hints.and_then(|hints| unsafe { hints.domain_attr.as_ref() });
+    let mode = asked_domain.map_or(Some(MEMORY), |asked| memory_mode(asked.mr_mode, version));
+    let caps = capabilities(hints.map_or(0, |hints| hints.caps), mode.is_some());
     info.caps = caps;
     // SAFETY: `info` was allocated with all attributes; those of the hints are valid or null. Names
     // are freed by `free`.
     unsafe {
         let asked_transmit = hints.and_then(|hints| hints.tx_attr.as_ref());
         let asked_receive = hints.and_then(|hints| hints.rx_attr.as_ref());
-        let asked_domain = hints.and_then(|hints| hints.domain_attr.as_ref());
         let endpoint = &mut *info.ep_attr;
         endpoint.r#type = FI_EP_RDM;
         endpoint.protocol = FI_PROTO_UNSPEC;
@@ -165,14 +182,14 @@ unsafe fn fill(info: &mut fi_info, hints: Option<&fi_info>, version: u32) {
         let transmit = &mut *info.tx_attr;
         let of_receives =
             FI_RECV | FI_REMOTE_READ | FI_REMOTE_WRITE | FI_MULTI_RECV | FI_DIRECTED_RECV | FI_SOURCE;
-        transmit.caps = caps & !of_receives;
+        transmit.caps = caps & !of_receives & !PLACES;
         transmit.op_flags = asked_transmit.map_or(0, |asked| asked.op_flags);
         transmit.msg_order = ORDER;
         transmit.comp_order = FI_ORDER_NONE;
         transmit.inject_size = INJECT_SIZE;
         (transmit.size, transmit.iov_limit, transmit.rma_iov_limit) = (SIZE, IOV_LIMIT, IOV_LIMIT);
         let receive = &mut *info.rx_attr;
-        receive.caps = caps & !(FI_SEND | FI_READ | FI_WRITE);
+        receive.caps = caps & !(FI_SEND | FI_READ | FI_WRITE) & !PLACES;
         receive.op_flags = asked_receive.map_or(0, |asked| asked.op_flags);
         receive.msg_order = ORDER;
         receive.comp_order = FI_ORDER_NONE;
@@ -189,19 +206,14 @@ unsafe fn fill(info: &mut fi_info, hints: Option<&fi_info>, version: u32) {
         domain.resource_mgmt = FI_RM_ENABLED;
         let kind = asked_domain.map_or(FI_AV_UNSPEC, |asked| asked.av_type);
         domain.av_type = kind;
-        let asked_mode = asked_domain.map_or(0, |asked| asked.mr_mode);
-        domain.mr_mode = match (caps & ONE_SIDED, asked_mode & FI_MR_BASIC) {
-            (0, _) => 0,
-            (_, 0) => MEMORY,
-            _ => FI_MR_BASIC,
-        };
+        domain.mr_mode = if caps & ONE_SIDED == 0 { 0 } else { mode.unwrap_or(MEMORY) };
         (domain.mr_key_size, domain.mr_iov_limit, domain.mr_cnt) = (size_of::<u64>(), 1, RegionKey::MOST);
         domain.cq_data_size = size_of::<u64>();
         (domain.cq_cnt, domain.ep_cnt, domain.cntr_cnt) = (1 << 16, 1 << 10, 1 << 16);
         (domain.tx_ctx_cnt, domain.rx_ctx_cnt) = (1 << 10, 1 << 10);
         // More than one makes MPICH use scalable endpoints.
         (domain.max_ep_tx_ctx, domain.max_ep_rx_ctx) = (1, 1);
-        domain.caps = FI_LOCAL_COMM | FI_REMOTE_COMM;
+        domain.caps = PLACES;
         let fabric = &mut *info.fabric_attr;
         fabric.name = libc::strdup(NAME.as_ptr());
         fabric.prov_version = make_version(0, 1);
@@ -213,27 +225,63 @@ unsafe fn fill(info: &mut fi_info, hints: Option<&fi_info>, version: u32) {
     }
 }
 
+/// Returns the address of the endpoint to be made, and that of its peer, as far as names or hints
+/// say.
+///
+/// # Safety
+/// As `fi_getinfo`.
+unsafe fn addresses(
+    node: *const c_char,
+    service: *const c_char,
+    flags: u64,
+    hints: Option<&fi_info>,
+) -> Result<(Option<LinkAddress>, Option<LinkAddress>), Unmet> {
+    let builder = names::builder().ok_or("an address: the settings of umf cannot be used")?;
+    // SAFETY: by this function's contract.
+    let (named, source, destination) = unsafe {
+        let hinted = hints.map_or(Ok((None, None)), |hints| {
+            let source = names::in_entry(hints.src_addr, hints.src_addrlen)?;
+            Ok((source, names::in_entry(hints.dest_addr, hints.dest_addrlen)?))
+        });
+        let (source, destination) = hinted?;
+        (names::find(&builder, node, service)?, source, destination)
+    };
+    let is_source = flags & FI_SOURCE != 0;
+    let source = if is_source { named.or(source) } else { source };
+    let destination = if is_source { destination } else { named.or(destination) };
+    // Otherwise an address that the first endpoint of this entry gets.
+    Ok((source.or_else(|| builder.unique_address().ok()), destination))
+}
+
 pub(crate) unsafe extern "C" fn getinfo(
     version: u32,
-    _node: *const c_char,
-    _service: *const c_char,
-    _flags: u64,
+    node: *const c_char,
+    service: *const c_char,
+    flags: u64,
     hints: *const fi_info,
     list: *mut *mut fi_info,
 ) -> c_int {
     // SAFETY: hints are null or an entry with its attributes.
     let hints = unsafe { hints.as_ref() };
     // SAFETY: as above.
-    if let Some(Err(what)) = hints.map(|hints| unsafe { check(hints) }) {
-        tracing::debug!(what, "libfabric: the hints ask for what umf does not offer");
-        return -FI_ENODATA;
-    }
+    let checked = hints.map_or(Ok(()), |hints| unsafe { check(hints, version) });
+    // SAFETY: the names are null or C strings.
+    let addresses = checked.and_then(|()| unsafe { addresses(node, service, flags, hints) });
+    let (source, destination) = match addresses {
+        Ok(addresses) => addresses,
+        Err(what) => {
+            tracing::debug!(what, "libfabric: the hints ask for what umf does not offer");
+            return -FI_ENODATA;
+        }
+    };
     let Some(library) = libraries().last() else { return -FI_ENODATA };
     let info = library.fi_allocinfo();
     // SAFETY: the library has allocated the entry with its attributes, and `list` can be written.
     unsafe {
         let Some(entry) = info.as_mut() else { return -FI_ENOMEM };
         fill(entry, hints, version);
+        (entry.src_addr, entry.src_addrlen) = names::to_entry(source.as_ref());
+        (entry.dest_addr, entry.dest_addrlen) = names::to_entry(destination.as_ref());
         *list = info;
     }
     FI_SUCCESS

@@ -6,11 +6,13 @@
 //! (<https://ofiwg.github.io/libfabric/>). `docs/mpi.md` says how to run programs over it.
 //!
 //! ```text
-//! info                 what is offered, and whether it fits the hints
+//! info      names      what is offered, whether it fits the hints; names of hosts and services
 //! object               how objects are made, used by others and closed
-//! fabric    domain     fabric, domain, event queue
+//! fabric    domain     fabric, domain
+//! event_queue          events
 //! address_vector       addresses of other endpoints
-//! queue     counter    completions; threads that wait for them
+//! queue     counter    completions
+//! waiting   poll_set   waiting for them: calls, descriptors, polls of several
 //! endpoint  state      an endpoint; its mesh (umf_link::mesh) and operations in progress
 //! messages             sends and receives, with and without tags
 //! regions              memory regions
@@ -31,16 +33,20 @@ mod conversions;
 mod counter;
 mod domain;
 mod endpoint;
+mod event_queue;
 mod fabric;
 mod info;
 mod messages;
+mod names;
 mod object;
+mod poll_set;
 mod preloaded;
 mod queue;
 mod regions;
 mod rma;
 mod state;
 mod statistics;
+mod waiting;
 
 use std::ptr::null_mut;
 use std::sync::OnceLock;

@@ -2,23 +2,18 @@
 
 use core::ffi::{c_char, c_int, c_void};
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use libfabric_sys::*;
-use umf_link::mesh::Waker;
 
 use crate::conversions::{self, copy_text};
 use crate::domain::{Domain, DomainObject};
-use crate::endpoint::{BoundEndpoints, Endpoint};
+use crate::endpoint::Endpoint;
 use crate::object::{Boxed, closed_by};
+use crate::waiting::{BoundEndpoints, SLEEP, SPIN, lock};
 
-/// How long a thread polls before it sleeps.
-const SPIN: Duration = Duration::from_micros(50);
-/// The longest sleep. A queue of several endpoints sleeps on one of them.
-const SLEEP: Duration = Duration::from_millis(25);
-const SLEEP_OF_SEVERAL: Duration = Duration::from_micros(200);
 /// The first version with `src_addr` in errors, and with `err_data_size`.
 const WITH_SOURCE: u32 = make_version(1, 20);
 const WITH_DATA: u32 = make_version(1, 5);
@@ -45,60 +40,41 @@ unsafe impl Send for Entry {}
 pub(crate) struct Queue {
     domain: Arc<Domain>,
     format: fi_cq_format,
-    can_wait: bool,
     entries: Mutex<VecDeque<Entry>>,
     endpoints: BoundEndpoints,
     is_signalled: AtomicBool,
-    /// Threads that sleep, and what wakes them.
-    sleeping: AtomicUsize,
-    wakers: Mutex<Vec<(usize, Waker)>>,
 }
 
 pub(crate) type QueueObject = Boxed<fid_cq, Queue>;
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Queue {
     pub(crate) fn push(&self, entry: Entry) {
         lock(&self.entries).push_back(entry);
-        // Another thread than this may sleep. It looks at the entries after it has counted itself.
-        if self.sleeping.load(Ordering::SeqCst) > 0 {
-            self.wake();
-        }
+        self.endpoints.announce();
     }
 
-    /// Adds an endpoint, with which reading makes progress.
-    pub(crate) fn bind(&self, endpoint: &Arc<Endpoint>) {
-        if self.endpoints.add(endpoint) {
-            lock(&self.wakers).push((Arc::as_ptr(endpoint).addr(), endpoint.waker().clone()));
-        }
+    /// Adds an endpoint, with which reading makes progress. Returns a positive error number.
+    pub(crate) fn bind(&self, endpoint: &Arc<Endpoint>) -> Result<(), c_int> {
+        self.endpoints.add(endpoint)
     }
 
     pub(crate) fn unbind(&self, endpoint: &Arc<Endpoint>) {
         self.endpoints.remove(endpoint);
-        lock(&self.wakers).retain(|(address, _)| *address != Arc::as_ptr(endpoint).addr());
     }
 
-    /// Sleeps until there may be something, for at most `most`.
-    fn sleep(&self, most: Duration) {
-        let (first, count) = self.endpoints.first_and_count();
-        let most = most.min(if count == 1 { SLEEP } else { SLEEP_OF_SEVERAL });
-        let Some(endpoint) = first else { return std::thread::sleep(most) };
-        if let Some(sleeper) = endpoint.progress_or_sleeper() {
-            self.sleeping.fetch_add(1, Ordering::SeqCst);
-            if lock(&self.entries).is_empty() && !self.is_signalled.load(Ordering::SeqCst) {
-                sleeper.sleep(most);
-            }
-            self.sleeping.fetch_sub(1, Ordering::SeqCst);
-        }
+    fn has_news(&self) -> bool {
+        !lock(&self.entries).is_empty() || self.is_signalled.load(Ordering::SeqCst)
     }
 
-    fn wake(&self) {
-        for (_, waker) in &*lock(&self.wakers) {
-            waker.wake();
-        }
+    /// Makes progress. Returns whether there are completions.
+    pub(crate) fn has_entries(&self) -> bool {
+        self.endpoints.progress();
+        !lock(&self.entries).is_empty()
+    }
+
+    /// Returns whether a thread may wait for the descriptor.
+    pub(crate) fn may_wait(&self) -> bool {
+        self.endpoints.arm(|| self.has_news())
     }
 
     /// Takes up to `count` completions, as `fi_cq_read`.
@@ -185,10 +161,15 @@ pub(crate) unsafe extern "C" fn open(
 ) -> c_int {
     // SAFETY: attributes are null or valid.
     let attributes = unsafe { attributes.as_ref() }.copied().unwrap_or(fi_cq_attr::ZERO);
-    let is_known = matches!(attributes.wait_obj, FI_WAIT_NONE | FI_WAIT_UNSPEC | FI_WAIT_YIELD);
-    if !is_known || attributes.format > FI_CQ_FORMAT_TAGGED || attributes.wait_cond != FI_CQ_COND_NONE {
+    // A thread that waits for a number of completions may be woken for fewer.
+    let is_known = matches!(attributes.wait_cond, FI_CQ_COND_NONE | FI_CQ_COND_THRESHOLD);
+    if attributes.format > FI_CQ_FORMAT_TAGGED || !is_known {
         return -FI_ENOSYS;
     }
+    let endpoints = match BoundEndpoints::new(attributes.wait_obj) {
+        Ok(endpoints) => endpoints,
+        Err(error) => return error,
+    };
     let format = match attributes.format {
         FI_CQ_FORMAT_UNSPEC => FI_CQ_FORMAT_CONTEXT,
         format => format,
@@ -200,12 +181,9 @@ pub(crate) unsafe extern "C" fn open(
         let part = Queue {
             domain: Arc::clone(DomainObject::part(domain)),
             format,
-            can_wait: attributes.wait_obj != FI_WAIT_NONE,
             entries: Mutex::default(),
-            endpoints: BoundEndpoints::default(),
+            endpoints,
             is_signalled: AtomicBool::new(false),
-            sleeping: AtomicUsize::new(0),
-            wakers: Mutex::default(),
         };
         *queue = QueueObject::leak(object, Arc::new(part));
     }
@@ -217,8 +195,9 @@ unsafe extern "C" fn close(object: *mut fid) -> c_int {
     unsafe { QueueObject::close(object) }
 }
 
-unsafe extern "C" fn control(_queue: *mut fid, _command: c_int, _argument: *mut c_void) -> c_int {
-    -FI_ENOSYS
+unsafe extern "C" fn control(queue: *mut fid, command: c_int, argument: *mut c_void) -> c_int {
+    // SAFETY: an open queue, and the argument of the command.
+    unsafe { QueueObject::part(queue.cast()).endpoints.control(command, argument) }
 }
 
 unsafe extern "C" fn read(queue: *mut fid_cq, buffer: *mut c_void, count: usize) -> isize {
@@ -261,7 +240,7 @@ unsafe extern "C" fn read_from_or_wait(
 ) -> isize {
     // SAFETY: an open queue.
     let part = unsafe { QueueObject::part(queue) };
-    if !part.can_wait {
+    if !part.endpoints.can_wait() {
         return -(FI_ENOSYS as isize);
     }
     let start = Instant::now();
@@ -281,7 +260,7 @@ unsafe extern "C" fn read_from_or_wait(
             return taken;
         }
         if passed > SPIN {
-            part.sleep(left.unwrap_or(SLEEP));
+            part.endpoints.sleep(left.unwrap_or(SLEEP), || part.has_news());
         }
     }
 }
@@ -290,7 +269,7 @@ unsafe extern "C" fn signal(queue: *mut fid_cq) -> c_int {
     // SAFETY: an open queue.
     let queue = unsafe { QueueObject::part(queue) };
     queue.is_signalled.store(true, Ordering::SeqCst);
-    queue.wake();
+    queue.endpoints.wake();
     FI_SUCCESS
 }
 

@@ -3,7 +3,7 @@
 
 use core::sync::atomic::{AtomicBool, Ordering};
 use std::mem::ManuallyDrop;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use umf_os::background;
@@ -12,6 +12,8 @@ use umf_sync::{failpoint, fork};
 use crate::channel::{Channel, InboxFds, InboxShared};
 use crate::endpoint::{self, Endpoint, PendingConnection};
 use crate::{Error, LinkAddress, LinkBuilder, Result};
+
+use super::events::Events;
 
 /// The words of the hello of a process that connects to a mesh.
 const MESH: [u32; 4] = [2, 0, 0, 0];
@@ -28,6 +30,8 @@ struct Shared {
     accepted: Mutex<Vec<Arc<Channel>>>,
     /// Whether `accepted` has links. The thread rings the bell after it set this.
     has_news: AtomicBool,
+    /// What it makes readable afterwards.
+    events: OnceLock<Arc<Events>>,
 }
 
 /// The endpoint of a mesh with its thread.
@@ -39,15 +43,16 @@ pub(super) struct Acceptor {
 }
 
 impl Acceptor {
-    pub(super) fn start(builder: &LinkBuilder) -> Result<(Self, Arc<InboxShared>)> {
+    pub(super) fn start(builder: &LinkBuilder, address: LinkAddress) -> Result<(Self, Arc<InboxShared>)> {
         let (shared, fds) = InboxShared::create(builder.settings.clone(), builder.importer, None)?;
-        let endpoint = Endpoint::listen(builder.clone(), LinkAddress::unique(&builder.settings)?)?;
+        let endpoint = Endpoint::listen(builder.clone(), address)?;
         let inner = Arc::new(Shared {
             endpoint,
             shared: Arc::clone(&shared),
             fds,
             accepted: Mutex::default(),
             has_news: AtomicBool::new(false),
+            events: OnceLock::new(),
         });
         let serving = Arc::clone(&inner);
         let thread = background::spawn(c"umf-mesh", 256 << 10, move || {
@@ -68,6 +73,11 @@ impl Acceptor {
     /// Returns whether this process made the mesh, and not its parent.
     pub(super) fn is_own_process(&self) -> bool {
         self.process == fork::generation()
+    }
+
+    /// Makes descriptors readable at each link from now on. Called once.
+    pub(super) fn announce_links_to(&self, events: &Arc<Events>) {
+        let _ = self.inner.events.set(Arc::clone(events));
     }
 
     /// Takes the links that other processes have made since the last call.
@@ -100,7 +110,11 @@ impl Shared {
         self.accepted.lock().unwrap_or_else(PoisonError::into_inner).push(channel);
         failpoint!("link.mesh_met");
         self.has_news.store(true, Ordering::Release);
+        // It has a fence, so that either the mesh sees the link, or this the descriptor.
         self.shared.bell.ring();
+        if let Some(events) = self.events.get() {
+            events.announce_link();
+        }
         Ok(())
     }
 }

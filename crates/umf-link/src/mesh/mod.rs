@@ -11,6 +11,7 @@
 //! links.
 
 mod acceptor;
+mod events;
 mod progress;
 mod receive;
 mod send;
@@ -30,6 +31,7 @@ use crate::wait::SLICE;
 use crate::{ADDRESS_SIZE, Error, LinkAddress, LinkBuilder, Result, TagMatch, protocol, sys};
 
 use acceptor::Acceptor;
+use events::Events;
 use receive::{Fetch, Posted};
 use send::PendingSend;
 pub use transfer::{RegionKey, Registrar, Transferring};
@@ -173,6 +175,8 @@ struct Link {
 pub struct Mesh {
     // Dropped first: no process connects any more.
     acceptor: Acceptor,
+    /// Its descriptor for `poll(2)`, once it was asked for.
+    events: Option<Arc<Events>>,
     links: Vec<Link>,
     /// Messages that are offered.
     sends: VecDeque<PendingSend>,
@@ -209,13 +213,23 @@ impl Mesh {
     /// # Errors
     /// [`Error::System`]: no descriptors, memory or threads are left; [`Error::Directory`].
     pub fn new(builder: &LinkBuilder) -> Result<Self> {
-        let (acceptor, shared) = Acceptor::start(builder)?;
+        Self::at(builder, builder.unique_address()?)
+    }
+
+    /// Makes a mesh as [`Mesh::new`] at an address of [`LinkBuilder::unique_address`] or of
+    /// [`LinkBuilder::address_of`].
+    ///
+    /// # Errors
+    /// As [`Mesh::new`]; [`Error::NameTaken`].
+    pub fn at(builder: &LinkBuilder, address: LinkAddress) -> Result<Self> {
+        let (acceptor, shared) = Acceptor::start(builder, address)?;
         let mut inbox = Inbox::new(shared, 0);
         inbox.names = Some(Vec::new());
         // A message in a ring may have immediate data, too.
         inbox.inline_max = inbox.inline_max.min(MAX_INLINE - size_of::<u64>());
         Ok(Self {
             acceptor,
+            events: None,
             links: Vec::new(),
             sends: VecDeque::new(),
             fetches: Vec::new(),

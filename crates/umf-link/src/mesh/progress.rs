@@ -69,7 +69,12 @@ impl Mesh {
 
     pub(super) fn add_link(&mut self, channel: Arc<Channel>, process: Option<usize>) -> usize {
         // Until it names itself, its messages match no process.
-        let link = self.inbox.add(channel, process.unwrap_or(UNNAMED));
+        let link = self.inbox.add(Arc::clone(&channel), process.unwrap_or(UNNAMED));
+        if let Some(events) = &self.events
+            && let Err(error) = events.add(link, &channel)
+        {
+            tracing::warn!(%error, "a link does not make the descriptor of its mesh readable");
+        }
         if self.links.len() <= link {
             self.links.resize_with(link + 1, Link::default);
         }
@@ -226,10 +231,19 @@ impl Mesh {
     }
 
     /// Ends a link, and all operations with its process.
-    fn end_of_link(&mut self, link: usize, error: &Error) {
+    pub(super) fn end_of_link(&mut self, link: usize, error: &Error) {
         match self.links[link].process {
             Some(process) => self.end_of_process(process, error),
-            None => drop(self.inbox.remove(link)),
+            None => {
+                self.remove_events(link);
+                self.inbox.remove(link);
+            }
+        }
+    }
+
+    fn remove_events(&self, link: usize) {
+        if let (Some(events), Some(channel)) = (&self.events, self.inbox.channel(link)) {
+            events.remove(channel);
         }
     }
 
@@ -237,6 +251,7 @@ impl Mesh {
         if let Some(peer) = &self.inbox.peers[link] {
             self.ended = self.ended.and(&peer.statistics);
         }
+        self.remove_events(link);
         self.inbox.unlink(link);
     }
 
