@@ -159,6 +159,13 @@ impl Inbox {
     /// Removes receives whose requests were dropped.
     #[inline]
     pub(crate) fn remove_dropped_requests(&mut self) {
+        if self.queue.dropped.is_any() {
+            self.remove_dropped_slow();
+        }
+    }
+
+    #[cold]
+    fn remove_dropped_slow(&mut self) {
         for request in self.queue.dropped.take() {
             match request {
                 DroppedRequest::Receive(id) => self.queue.cancel(id),

@@ -179,8 +179,12 @@ impl DroppedRequests {
     }
 
     #[inline]
+    pub(crate) fn is_any(&self) -> bool {
+        self.is_any.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn take(&self) -> Vec<DroppedRequest> {
-        if !self.is_any.load(Ordering::Relaxed) || !self.is_any.swap(false, Ordering::AcqRel) {
+        if !self.is_any.swap(false, Ordering::AcqRel) {
             return Vec::new();
         }
         core::mem::take(&mut *self.list.lock().unwrap_or_else(PoisonError::into_inner))

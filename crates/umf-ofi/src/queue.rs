@@ -2,7 +2,7 @@
 
 use core::ffi::{c_char, c_int, c_void};
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -17,6 +17,9 @@ use crate::waiting::{BoundEndpoints, SLEEP, SPIN, lock};
 /// The first version with `src_addr` in errors, and with `err_data_size`.
 const WITH_SOURCE: u32 = make_version(1, 20);
 const WITH_DATA: u32 = make_version(1, 5);
+
+/// The most reads in a row that make no progress.
+const BETWEEN_PROGRESS: usize = 8;
 
 /// A completion.
 #[derive(Clone, Copy, Debug)]
@@ -41,6 +44,9 @@ pub(crate) struct Queue {
     domain: Arc<Domain>,
     format: fi_cq_format,
     entries: Mutex<VecDeque<Entry>>,
+    /// The number of entries, and of reads in a row that made no progress.
+    length: AtomicUsize,
+    without_progress: AtomicUsize,
     endpoints: BoundEndpoints,
     is_signalled: AtomicBool,
 }
@@ -49,7 +55,10 @@ pub(crate) type QueueObject = Boxed<fid_cq, Queue>;
 
 impl Queue {
     pub(crate) fn push(&self, entry: Entry) {
-        lock(&self.entries).push_back(entry);
+        let mut entries = lock(&self.entries);
+        entries.push_back(entry);
+        self.length.store(entries.len(), Ordering::Relaxed);
+        drop(entries);
         self.endpoints.announce();
     }
 
@@ -64,6 +73,17 @@ impl Queue {
 
     fn has_news(&self) -> bool {
         !lock(&self.entries).is_empty() || self.is_signalled.load(Ordering::SeqCst)
+    }
+
+    /// Returns whether a read should make progress first. If completions are there, one of
+    /// [`BETWEEN_PROGRESS`] reads does: an application that only sends has completions always, and
+    /// other processes may wait for it.
+    #[inline]
+    fn needs_progress(&self) -> bool {
+        let count = self.without_progress.load(Ordering::Relaxed);
+        let is_needed = self.length.load(Ordering::Relaxed) == 0 || count >= BETWEEN_PROGRESS;
+        self.without_progress.store(if is_needed { 0 } else { count + 1 }, Ordering::Relaxed);
+        is_needed
     }
 
     /// Makes progress. Returns whether there are completions.
@@ -104,6 +124,7 @@ impl Queue {
             taken += 1;
             entries.pop_front();
         }
+        self.length.store(entries.len(), Ordering::Relaxed);
         if taken == 0 && count > 0 { -(FI_EAGAIN as isize) } else { taken as isize }
     }
 
@@ -182,6 +203,8 @@ pub(crate) unsafe extern "C" fn open(
             domain: Arc::clone(DomainObject::part(domain)),
             format,
             entries: Mutex::default(),
+            length: AtomicUsize::new(0),
+            without_progress: AtomicUsize::new(0),
             endpoints,
             is_signalled: AtomicBool::new(false),
         };
@@ -214,7 +237,9 @@ unsafe extern "C" fn read_from(
     // SAFETY: an open queue, and memory by the interface.
     unsafe {
         let queue = QueueObject::part(queue);
-        queue.endpoints.progress();
+        if queue.needs_progress() {
+            queue.endpoints.progress();
+        }
         queue.take(buffer, count, sources)
     }
 }
@@ -282,6 +307,7 @@ unsafe extern "C" fn read_error(queue: *mut fid_cq, buffer: *mut fi_cq_err_entry
         return -(FI_EAGAIN as isize);
     };
     entries.pop_front();
+    queue.length.store(entries.len(), Ordering::Relaxed);
     let version = queue.domain.fabric.api_version;
     // SAFETY: the application has allocated the members of its version.
     unsafe {

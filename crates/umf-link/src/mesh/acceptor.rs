@@ -80,11 +80,15 @@ impl Acceptor {
         let _ = self.inner.events.set(Arc::clone(events));
     }
 
-    /// Takes the links that other processes have made since the last call.
+    /// Returns whether other processes have made links since the last call of [`Acceptor::take`].
     #[inline]
+    pub(super) fn has_news(&self) -> bool {
+        self.inner.has_news.load(Ordering::Relaxed)
+    }
+
+    /// Takes the links that other processes have made since the last call.
     pub(super) fn take(&self) -> Vec<Arc<Channel>> {
-        if !self.inner.has_news.load(Ordering::Relaxed) || !self.inner.has_news.swap(false, Ordering::AcqRel)
-        {
+        if !self.inner.has_news.swap(false, Ordering::AcqRel) {
             return Vec::new();
         }
         core::mem::take(&mut *self.inner.accepted.lock().unwrap_or_else(PoisonError::into_inner))

@@ -39,7 +39,9 @@ impl Mesh {
         if !self.acceptor.is_own_process() {
             return false;
         }
-        self.take_accepted();
+        if self.acceptor.has_news() {
+            self.take_accepted();
+        }
         self.inbox.remove_dropped_requests();
         let mut is_any = self.progress_lanes();
         is_any |= self.progress_fetches();
