@@ -17,6 +17,7 @@ use crate::buffer::Buffer;
 use crate::channel::{Channel, InboxShared};
 use crate::handles::HandleTable;
 use crate::layout::{ANNOUNCE_ONLY, OFFERS, Ring};
+use crate::mesh::{Accepted, UNNAMED};
 use crate::offer::{BLOCK, BlockRecord, IMMEDIATE, INLINE, NAME, OFFER, Offer, REQUEST};
 use crate::peer::Peer;
 use crate::queue::{Body, DroppedRequest, Envelope, Matching, Queue, queued_size};
@@ -86,6 +87,11 @@ pub struct Inbox {
     fast_receives: u8,
     /// Names of processes that were read from lanes; `None` if this is not the inbox of a mesh.
     pub(crate) names: Option<Vec<(usize, Box<[u8]>)>>,
+    /// The links that other processes make to a mesh. A call that waits takes them, too, because
+    /// the process for which it waits may wait for an answer over one of them.
+    pub(crate) accepted: Option<Arc<Accepted>>,
+    /// The indices of those that such calls have taken.
+    pub(crate) taken: Vec<usize>,
 }
 
 impl Inbox {
@@ -107,6 +113,8 @@ impl Inbox {
             announces: false,
             fast_receives: 0,
             names: None,
+            accepted: None,
+            taken: Vec::new(),
         }
     }
 
@@ -379,6 +387,9 @@ impl Inbox {
     /// wait. Returns whether records may be left. Calls that use a peer return its errors.
     pub(crate) fn progress(&mut self) -> bool {
         self.remove_dropped_requests();
+        if self.accepted.as_ref().is_some_and(|accepted| accepted.has_news()) {
+            self.take_accepted();
+        }
         if self.shared.is_oversubscribed {
             for (word, lanes) in self.unread.iter_mut().enumerate() {
                 *lanes |= self.shared.bell.take_marks(word);
@@ -406,6 +417,15 @@ impl Inbox {
             }
         }
         true
+    }
+
+    #[cold]
+    fn take_accepted(&mut self) {
+        let channels = self.accepted.as_ref().map(|accepted| accepted.take()).unwrap_or_default();
+        for channel in channels {
+            let index = self.add(channel, UNNAMED);
+            self.taken.push(index);
+        }
     }
 
     /// Marks all lanes as unread, so that the next [`Inbox::progress`] reads them.

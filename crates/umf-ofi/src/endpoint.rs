@@ -304,14 +304,17 @@ unsafe extern "C" fn bind(object: *mut fid, other: *mut fid, flags: u64) -> c_in
             if flags & FI_RECV != 0 {
                 state.receive.counter = Some(Arc::clone(counter));
             }
-            for (bit, counted) in [FI_READ, FI_WRITE].into_iter().zip(&mut state.transmit.transfer_counters) {
-                if flags & bit != 0 {
-                    *counted = Some(Arc::clone(counter));
+            // Of the transfers of others, writes with data are counted. The rest is not seen, and
+            // only an endpoint with `FI_RMA_EVENT`, which is not offered, would count it.
+            let State { transmit, receive, .. } = &mut *state;
+            for (bits, direction) in
+                [([FI_READ, FI_WRITE], transmit), ([FI_REMOTE_READ, FI_REMOTE_WRITE], receive)]
+            {
+                for (bit, counted) in bits.into_iter().zip(&mut direction.transfer_counters) {
+                    if flags & bit != 0 {
+                        *counted = Some(Arc::clone(counter));
+                    }
                 }
-            }
-            // Transfers of other endpoints are not seen (`FI_RMA_EVENT`).
-            if flags & (FI_REMOTE_READ | FI_REMOTE_WRITE) != 0 {
-                return -FI_ENOSYS;
             }
             drop(state);
             if let Err(number) = counter.endpoints.add(part) {

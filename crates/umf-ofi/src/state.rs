@@ -22,7 +22,7 @@ pub(crate) struct Direction {
     /// Flags of operations that have none of their own.
     pub flags: u64,
     pub counter: Option<Arc<Counter>>,
-    /// Those of reads and of writes.
+    /// Those of reads and of writes: of this process when sending, of others when receiving.
     pub transfer_counters: [Option<Arc<Counter>>; 2],
 }
 
@@ -213,6 +213,10 @@ impl State {
         while let Some(Completion { token, result, message }) = self.mesh.next_completion() {
             if let Ok(Completed::Written { by, immediate, length }) = result {
                 let source = self.number(by);
+                let [_, writes] = &self.receive.transfer_counters;
+                if let Some(counter) = writes {
+                    counter.count(false);
+                }
                 if let Some(queue) = &self.receive.queue {
                     queue.push(Entry {
                         context: core::ptr::null_mut(),

@@ -22,14 +22,42 @@ const NOT_A_MESH: [u32; 4] = [1, 0, 0, 0];
 /// The longest wait for the thread of another process, which accepts at once unless it is stopped.
 const CONNECT: Duration = Duration::from_secs(30);
 
+/// Links that other processes have made, until the mesh takes them.
+#[derive(Debug, Default)]
+pub(crate) struct Accepted {
+    links: Mutex<Vec<Arc<Channel>>>,
+    /// Whether there are any. The thread rings the bell after it set this.
+    has_news: AtomicBool,
+}
+
+impl Accepted {
+    fn add(&self, channel: Arc<Channel>) {
+        self.links.lock().unwrap_or_else(PoisonError::into_inner).push(channel);
+        failpoint!("link.mesh_met");
+        self.has_news.store(true, Ordering::Release);
+    }
+
+    /// Returns whether there may be links to take.
+    #[inline]
+    pub(crate) fn has_news(&self) -> bool {
+        self.has_news.load(Ordering::Relaxed)
+    }
+
+    /// Takes the links.
+    pub(crate) fn take(&self) -> Vec<Arc<Channel>> {
+        if !self.has_news.swap(false, Ordering::AcqRel) {
+            return Vec::new();
+        }
+        core::mem::take(&mut *self.links.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
 #[derive(Debug)]
 struct Shared {
     endpoint: Endpoint,
     shared: Arc<InboxShared>,
     fds: InboxFds,
-    accepted: Mutex<Vec<Arc<Channel>>>,
-    /// Whether `accepted` has links. The thread rings the bell after it set this.
-    has_news: AtomicBool,
+    accepted: Arc<Accepted>,
     /// What it makes readable afterwards.
     events: OnceLock<Arc<Events>>,
 }
@@ -50,8 +78,7 @@ impl Acceptor {
             endpoint,
             shared: Arc::clone(&shared),
             fds,
-            accepted: Mutex::default(),
-            has_news: AtomicBool::new(false),
+            accepted: Arc::default(),
             events: OnceLock::new(),
         });
         let serving = Arc::clone(&inner);
@@ -80,18 +107,9 @@ impl Acceptor {
         let _ = self.inner.events.set(Arc::clone(events));
     }
 
-    /// Returns whether other processes have made links since the last call of [`Acceptor::take`].
-    #[inline]
-    pub(super) fn has_news(&self) -> bool {
-        self.inner.has_news.load(Ordering::Relaxed)
-    }
-
-    /// Takes the links that other processes have made since the last call.
-    pub(super) fn take(&self) -> Vec<Arc<Channel>> {
-        if !self.inner.has_news.swap(false, Ordering::AcqRel) {
-            return Vec::new();
-        }
-        core::mem::take(&mut *self.inner.accepted.lock().unwrap_or_else(PoisonError::into_inner))
+    /// Returns the links that other processes make.
+    pub(super) fn accepted(&self) -> &Arc<Accepted> {
+        &self.inner.accepted
     }
 
     /// Connects to the mesh at an address.
@@ -111,9 +129,7 @@ impl Shared {
         }
         let channel = pending.welcome(&self.shared, &self.fds)?;
         let Some(channel) = channel.filter(|channel| endpoint::has_agreed(channel)) else { return Ok(()) };
-        self.accepted.lock().unwrap_or_else(PoisonError::into_inner).push(channel);
-        failpoint!("link.mesh_met");
-        self.has_news.store(true, Ordering::Release);
+        self.accepted.add(channel);
         // It has a fence, so that either the mesh sees the link, or this the descriptor.
         self.shared.bell.ring();
         if let Some(events) = self.events.get() {

@@ -30,6 +30,7 @@ use crate::queue::Context;
 use crate::wait::SLICE;
 use crate::{ADDRESS_SIZE, Error, LinkAddress, LinkBuilder, Result, TagMatch, protocol, sys};
 
+pub(crate) use acceptor::Accepted;
 use acceptor::Acceptor;
 use events::Events;
 use receive::{Fetch, Posted};
@@ -39,7 +40,7 @@ pub use transfer::{RegionKey, Registrar, Transferring};
 /// The token of operations without a completion.
 const NO_COMPLETION: u64 = u64::MAX;
 /// The process of a link until it has named itself. Its messages are not received.
-const UNNAMED: usize = usize::MAX;
+pub(crate) const UNNAMED: usize = usize::MAX;
 
 /// The number of a process in a [`Mesh`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -225,6 +226,7 @@ impl Mesh {
         let (acceptor, shared) = Acceptor::start(builder, address)?;
         let mut inbox = Inbox::new(shared, 0);
         inbox.names = Some(Vec::new());
+        inbox.accepted = Some(Arc::clone(acceptor.accepted()));
         // A message in a ring may have immediate data, too.
         inbox.inline_max = inbox.inline_max.min(MAX_INLINE - size_of::<u64>());
         Ok(Self {

@@ -39,7 +39,7 @@ impl Mesh {
         if !self.acceptor.is_own_process() {
             return false;
         }
-        if self.acceptor.has_news() {
+        if self.acceptor.accepted().has_news() {
             self.take_accepted();
         }
         self.inbox.remove_dropped_requests();
@@ -64,16 +64,23 @@ impl Mesh {
     }
 
     pub(super) fn take_accepted(&mut self) {
-        for channel in self.acceptor.take() {
+        for channel in self.acceptor.accepted().take() {
             self.add_link(channel, None);
         }
     }
 
     pub(super) fn add_link(&mut self, channel: Arc<Channel>, process: Option<usize>) -> usize {
         // Until it names itself, its messages match no process.
-        let link = self.inbox.add(Arc::clone(&channel), process.unwrap_or(UNNAMED));
+        let link = self.inbox.add(channel, process.unwrap_or(UNNAMED));
+        self.prepare_link(link, process);
+        link
+    }
+
+    /// Continues with a link that is in the inbox.
+    fn prepare_link(&mut self, link: usize, process: Option<usize>) {
         if let Some(events) = &self.events
-            && let Err(error) = events.add(link, &channel)
+            && let Some(channel) = self.inbox.channel(link)
+            && let Err(error) = events.add(link, channel)
         {
             tracing::warn!(%error, "a link does not make the descriptor of its mesh readable");
         }
@@ -82,7 +89,6 @@ impl Mesh {
         }
         self.links[link].process = process;
         self.count_processes();
-        link
     }
 
     /// Compares the number of processes with that of processors. Two links may lead to one process,
@@ -154,13 +160,16 @@ impl Mesh {
     /// the order of messages, since a call that copies a long message may wait for its sender.
     #[inline]
     pub(super) fn settle(&mut self) {
-        if self.matched != self.inbox.queue.latest() || self.has_names() {
+        if self.matched != self.inbox.queue.latest() || self.has_names() || !self.inbox.taken.is_empty() {
             self.settle_slow();
         }
     }
 
     #[cold]
     fn settle_slow(&mut self) {
+        for link in core::mem::take(&mut self.inbox.taken) {
+            self.prepare_link(link, None);
+        }
         self.name_links();
         while let Some(id) = self.inbox.queue.free_after(self.matched) {
             self.matched = id;

@@ -1,5 +1,7 @@
+use core::sync::atomic::{AtomicU64, Ordering};
+
 use super::*;
-use crate::{Destination, Source};
+use crate::{Atomic, AtomicOperation, AtomicType, Destination, Source};
 
 fn label(tag: u64) -> Label {
     Label { tag: Some(tag), immediate: None }
@@ -449,4 +451,41 @@ fn messages_that_were_read_by_a_wait_keep_their_order() {
             }
         }
     }
+}
+
+/// Two processes that connect to each other at a time have two links, and each may wait for an answer
+/// over its own one.
+#[test]
+fn call_that_waits_answers_requests_over_links_that_are_made_meanwhile() {
+    let (mut one, mut other, to_other, _) = pair();
+    let number = AtomicU64::new(40);
+    let base = number.as_ptr().cast::<u8>();
+    let key = RegionKey::new(0, 1);
+    let access = crate::RemoteAccess::GetPut;
+    // SAFETY: the memory outlives the registration, and is used as an atomic number.
+    let registration =
+        unsafe { other.registrar().register(key, Destination::from_raw(&[(base, 8)]), access) };
+    let address = base.expose_provenance() as u64;
+    let atomic = Atomic::new(AtomicType::U64, AtomicOperation::Sum).unwrap();
+    std::thread::scope(|scope| {
+        let asking = scope.spawn(|| {
+            let mut previous = [0; 8];
+            let operands = 2_u64.to_ne_bytes();
+            one.change(to_other, (key, address), atomic, (&operands, &[]), &mut previous).unwrap();
+            u64::from_ne_bytes(previous)
+        });
+        let mut rounds = 0_u64;
+        while !asking.is_finished() {
+            // As a call that waits does.
+            other.inbox.progress();
+            std::thread::yield_now();
+            rounds += 1;
+            assert!(rounds < 20_000_000, "no answer");
+        }
+        assert_eq!(asking.join().unwrap(), 40);
+    });
+    assert_eq!(number.load(Ordering::Relaxed), 42);
+    other.progress();
+    assert_eq!(other.links.len(), 1);
+    drop(registration);
 }
