@@ -89,6 +89,12 @@ impl Peer {
         self.checked = 0;
     }
 
+    /// Returns whether [`Peer::peek`] has something to return.
+    #[inline]
+    pub(crate) fn has_record(&self) -> bool {
+        self.reader.has_record(&self.channel) || self.read_error.is_some()
+    }
+
     /// Returns the next record of its lane, if one has arrived.
     #[inline]
     pub(crate) fn peek(&mut self) -> Result<Option<RecordHeader>> {

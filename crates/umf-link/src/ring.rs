@@ -152,6 +152,12 @@ impl Reader {
         (is_short && length <= self.ring.longest()).then_some((tag, length))
     }
 
+    /// Returns whether the next record has arrived.
+    #[inline]
+    pub(crate) fn has_record(&self, channel: &Channel) -> bool {
+        protocol::arrived(&channel.peer_lane.word(self.ring.slot(self.next)), self.next).is_some()
+    }
+
     /// Returns the header of the next record, if the record has arrived.
     #[inline]
     pub(crate) fn peek(&mut self, channel: &Channel) -> Result<Option<RecordHeader>> {

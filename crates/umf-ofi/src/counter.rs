@@ -79,20 +79,18 @@ pub(crate) unsafe extern "C" fn open(
     if attributes.events != FI_CNTR_EVENTS_COMP {
         return -FI_ENOSYS;
     }
-    let endpoints = match BoundEndpoints::new(attributes.wait_obj) {
+    // SAFETY: an open domain of this provider.
+    let domain = unsafe { Arc::clone(DomainObject::part(domain)) };
+    let endpoints = match BoundEndpoints::new(attributes.wait_obj, &domain) {
         Ok(endpoints) => endpoints,
         Err(error) => return error,
     };
     let object = fid { fclass: FI_CLASS_CNTR, context, ops: OBJECT.as_table() };
     let object = fid_cntr { fid: object, ops: OPS.as_table() };
-    // SAFETY: an open domain of this provider; the pointer is valid for a write.
+    // SAFETY: the pointer is valid for a write.
     unsafe {
-        let part = Counter {
-            _domain: Arc::clone(DomainObject::part(domain)),
-            ended: AtomicU64::new(0),
-            failed: AtomicU64::new(0),
-            endpoints,
-        };
+        let part =
+            Counter { _domain: domain, ended: AtomicU64::new(0), failed: AtomicU64::new(0), endpoints };
         *counter = CounterObject::leak(object, Arc::new(part));
     }
     FI_SUCCESS

@@ -8,6 +8,7 @@ use libfabric_sys::*;
 use crate::fabric::{Fabric, FabricObject};
 use crate::object::{Boxed, closed_by};
 use crate::regions::{self, Regions};
+use crate::serial::Serial;
 use crate::{address_vector, atomics, counter, endpoint, poll_set, queue};
 
 /// A domain.
@@ -17,6 +18,16 @@ pub(crate) struct Domain {
     pub regions: Mutex<Regions>,
     /// Whether endpoints have a thread that makes progress.
     pub has_automatic_progress: bool,
+    /// Whether one thread at a time uses the objects of the domain.
+    is_serialized: bool,
+}
+
+impl Domain {
+    /// Returns a value that the functions of the objects of this domain use.
+    pub(crate) fn serial<T>(&self, value: T) -> Serial<T> {
+        // SAFETY: the application has promised it (`FI_THREAD_DOMAIN`), and no other thread exists.
+        unsafe { Serial::new(value, self.is_serialized) }
+    }
 }
 
 pub(crate) type DomainObject = Boxed<fid_domain, Domain>;
@@ -63,8 +74,10 @@ pub(crate) unsafe extern "C" fn open2(
         let has_automatic_progress = attributes.is_some_and(|attributes| {
             [attributes.control_progress, attributes.data_progress].contains(&FI_PROGRESS_AUTO)
         });
+        let is_serialized = !has_automatic_progress
+            && attributes.is_some_and(|attributes| attributes.threading == FI_THREAD_DOMAIN);
         let regions = Mutex::new(Regions::new());
-        let part = Domain { fabric, regions, has_automatic_progress };
+        let part = Domain { fabric, regions, has_automatic_progress, is_serialized };
         *domain = DomainObject::leak(object, Arc::new(part));
     }
     FI_SUCCESS

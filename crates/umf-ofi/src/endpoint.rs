@@ -5,7 +5,7 @@ use core::ffi::{c_int, c_void};
 use std::collections::BTreeSet;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use libfabric_sys::*;
@@ -24,6 +24,7 @@ use crate::object::Boxed;
 use crate::preloaded::PreloadedMemory;
 use crate::queue::QueueObject;
 use crate::rma::RMA;
+use crate::serial::{Guard, Serial};
 use crate::state::{Direction, Operations, State};
 use crate::statistics;
 use crate::waiting::lock;
@@ -40,7 +41,7 @@ pub(crate) struct Endpoint {
     /// Whether receives name the sender of their message.
     pub is_directed: bool,
     waker: Waker,
-    state: Mutex<State>,
+    state: Serial<State>,
     /// The thread that makes progress, where the application asks for it.
     progress: Mutex<Option<Progress>>,
 }
@@ -49,14 +50,13 @@ pub(crate) type EndpointObject = Boxed<fid_ep, Endpoint>;
 
 impl Endpoint {
     #[inline]
-    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
-        // No code panics between two changes that belong together.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn lock(&self) -> Guard<'_, State> {
+        self.state.lock()
     }
 
     pub(crate) fn progress(&self) {
         // A thread that has the lock makes progress itself.
-        let Ok(mut state) = self.state.try_lock() else { return };
+        let Some(mut state) = self.state.try_lock() else { return };
         if state.is_enabled {
             state.mesh.progress();
             state.report_completions();
@@ -233,7 +233,7 @@ pub(crate) unsafe extern "C" fn open2(
             domain.remove_endpoint(&registrar);
             return refuse("opening an endpoint", &error) as c_int;
         }
-        let (state, progress) = (Mutex::new(state), Mutex::default());
+        let (state, progress) = (domain.serial(state), Mutex::default());
         let part = Endpoint { domain, registrar, address, is_directed, waker, state, progress };
         *endpoint = EndpointObject::leak(object, Arc::new(part));
     }

@@ -44,6 +44,7 @@ mod preloaded;
 mod queue;
 mod regions;
 mod rma;
+mod serial;
 mod state;
 mod statistics;
 mod waiting;

@@ -2,8 +2,8 @@
 
 use core::ffi::{c_char, c_int, c_void};
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use libfabric_sys::*;
@@ -12,7 +12,8 @@ use crate::conversions::{self, copy_text};
 use crate::domain::{Domain, DomainObject};
 use crate::endpoint::Endpoint;
 use crate::object::{Boxed, closed_by};
-use crate::waiting::{BoundEndpoints, SLEEP, SPIN, lock};
+use crate::serial::Serial;
+use crate::waiting::{BoundEndpoints, SLEEP, SPIN};
 
 /// The first version with `src_addr` in errors, and with `err_data_size`.
 const WITH_SOURCE: u32 = make_version(1, 20);
@@ -43,7 +44,7 @@ unsafe impl Send for Entry {}
 pub(crate) struct Queue {
     domain: Arc<Domain>,
     format: fi_cq_format,
-    entries: Mutex<VecDeque<Entry>>,
+    entries: Serial<VecDeque<Entry>>,
     /// The number of entries, and of reads in a row that made no progress.
     length: AtomicUsize,
     without_progress: AtomicUsize,
@@ -55,7 +56,7 @@ pub(crate) type QueueObject = Boxed<fid_cq, Queue>;
 
 impl Queue {
     pub(crate) fn push(&self, entry: Entry) {
-        let mut entries = lock(&self.entries);
+        let mut entries = self.entries.lock();
         entries.push_back(entry);
         self.length.store(entries.len(), Ordering::Relaxed);
         drop(entries);
@@ -72,7 +73,7 @@ impl Queue {
     }
 
     fn has_news(&self) -> bool {
-        !lock(&self.entries).is_empty() || self.is_signalled.load(Ordering::SeqCst)
+        !self.entries.lock().is_empty() || self.is_signalled.load(Ordering::SeqCst)
     }
 
     /// Returns whether a read should make progress first. If completions are there, one of
@@ -89,7 +90,7 @@ impl Queue {
     /// Makes progress. Returns whether there are completions.
     pub(crate) fn has_entries(&self) -> bool {
         self.endpoints.progress();
-        !lock(&self.entries).is_empty()
+        !self.entries.lock().is_empty()
     }
 
     /// Returns whether a thread may wait for the descriptor.
@@ -102,7 +103,7 @@ impl Queue {
     /// # Safety
     /// `buffer` has `count` entries of the queue's format, and `sources` is null or has as many.
     unsafe fn take(&self, mut buffer: *mut c_void, count: usize, sources: *mut fi_addr_t) -> isize {
-        let mut entries = lock(&self.entries);
+        let mut entries = self.entries.lock();
         let mut taken = 0;
         while let Some(entry) = entries.front() {
             if entry.error.is_some() {
@@ -187,7 +188,9 @@ pub(crate) unsafe extern "C" fn open(
     if attributes.format > FI_CQ_FORMAT_TAGGED || !is_known {
         return -FI_ENOSYS;
     }
-    let endpoints = match BoundEndpoints::new(attributes.wait_obj) {
+    // SAFETY: an open domain of this provider.
+    let domain = unsafe { Arc::clone(DomainObject::part(domain)) };
+    let endpoints = match BoundEndpoints::new(attributes.wait_obj, &domain) {
         Ok(endpoints) => endpoints,
         Err(error) => return error,
     };
@@ -197,12 +200,12 @@ pub(crate) unsafe extern "C" fn open(
     };
     let object = fid { fclass: FI_CLASS_CQ, context, ops: OBJECT.as_table() };
     let object = fid_cq { fid: object, ops: OPS.as_table() };
-    // SAFETY: an open domain of this provider; the pointer is valid for a write.
+    // SAFETY: the pointer is valid for a write.
     unsafe {
         let part = Queue {
-            domain: Arc::clone(DomainObject::part(domain)),
+            entries: domain.serial(VecDeque::new()),
+            domain,
             format,
-            entries: Mutex::default(),
             length: AtomicUsize::new(0),
             without_progress: AtomicUsize::new(0),
             endpoints,
@@ -239,6 +242,9 @@ unsafe extern "C" fn read_from(
         let queue = QueueObject::part(queue);
         if queue.needs_progress() {
             queue.endpoints.progress();
+        }
+        if count > 0 && queue.length.load(Ordering::Relaxed) == 0 {
+            return -(FI_EAGAIN as isize);
         }
         queue.take(buffer, count, sources)
     }
@@ -301,7 +307,7 @@ unsafe extern "C" fn signal(queue: *mut fid_cq) -> c_int {
 unsafe extern "C" fn read_error(queue: *mut fid_cq, buffer: *mut fi_cq_err_entry, _flags: u64) -> isize {
     // SAFETY: an open queue.
     let queue = unsafe { QueueObject::part(queue) };
-    let mut entries = lock(&queue.entries);
+    let mut entries = queue.entries.lock();
     let Some((entry, (number, excess))) = entries.front().and_then(|entry| Some((*entry, entry.error?)))
     else {
         return -(FI_EAGAIN as isize);

@@ -13,9 +13,11 @@ use umf_link::mesh::Waker;
 use umf_os::CloseOnFork;
 
 use crate::counter::CounterObject;
+use crate::domain::Domain;
 use crate::endpoint::Endpoint;
 use crate::event_queue::EventQueueObject;
 use crate::queue::QueueObject;
+use crate::serial::Serial;
 
 /// How long a thread polls before it sleeps.
 pub(crate) const SPIN: Duration = Duration::from_micros(50);
@@ -137,7 +139,7 @@ pub(crate) unsafe extern "C" fn try_wait(
 #[derive(Debug)]
 pub(crate) struct BoundEndpoints {
     kind: fi_wait_obj,
-    endpoints: Mutex<Vec<Arc<Endpoint>>>,
+    endpoints: Serial<Vec<Arc<Endpoint>>>,
     /// Threads that sleep, and what wakes them. Beside the endpoints, whose lock a thread has that
     /// adds entries.
     sleeping: AtomicUsize,
@@ -146,11 +148,11 @@ pub(crate) struct BoundEndpoints {
 }
 
 impl BoundEndpoints {
-    /// Returns none, for an object that waits with a kind of object.
-    pub(crate) fn new(kind: fi_wait_obj) -> Result<Self, c_int> {
+    /// Returns none, for an object of a domain that waits with a kind of object.
+    pub(crate) fn new(kind: fi_wait_obj, domain: &Domain) -> Result<Self, c_int> {
         Ok(Self {
             kind,
-            endpoints: Mutex::default(),
+            endpoints: domain.serial(Vec::new()),
             sleeping: AtomicUsize::new(0),
             wakers: Mutex::default(),
             descriptor: Descriptor::new(kind)?,
@@ -163,7 +165,7 @@ impl BoundEndpoints {
 
     /// Adds an endpoint, unless it is bound already. Returns a positive error number.
     pub(crate) fn add(&self, endpoint: &Arc<Endpoint>) -> Result<(), c_int> {
-        let mut endpoints = lock(&self.endpoints);
+        let mut endpoints = self.endpoints.lock();
         if endpoints.iter().any(|bound| Arc::ptr_eq(bound, endpoint)) {
             return Ok(());
         }
@@ -176,7 +178,7 @@ impl BoundEndpoints {
     }
 
     pub(crate) fn remove(&self, endpoint: &Arc<Endpoint>) {
-        let mut endpoints = lock(&self.endpoints);
+        let mut endpoints = self.endpoints.lock();
         endpoints.retain(|bound| !Arc::ptr_eq(bound, endpoint));
         lock(&self.wakers).retain(|(address, _)| *address != Arc::as_ptr(endpoint).addr());
         if let Some(descriptor) = &self.descriptor {
@@ -191,7 +193,7 @@ impl BoundEndpoints {
     pub(crate) fn progress(&self) {
         // An endpoint that is closed by another thread meanwhile is a misuse that the interface
         // excludes, so that the lock may be held.
-        for endpoint in &*lock(&self.endpoints) {
+        for endpoint in &*self.endpoints.lock() {
             endpoint.progress();
         }
     }
@@ -200,7 +202,7 @@ impl BoundEndpoints {
     /// something already.
     pub(crate) fn sleep(&self, most: Duration, has_news: impl FnOnce() -> bool) {
         let (first, count) = {
-            let endpoints = lock(&self.endpoints);
+            let endpoints = self.endpoints.lock();
             (endpoints.first().cloned(), endpoints.len())
         };
         let most = most.min(if count == 1 { SLEEP } else { SLEEP_OF_SEVERAL });
@@ -240,7 +242,7 @@ impl BoundEndpoints {
         let Some(descriptor) = &self.descriptor else { return !has_news() };
         descriptor.arm();
         // All of them, since each is waited for.
-        let is_any = lock(&self.endpoints).iter().fold(false, |any, endpoint| endpoint.arm() | any);
+        let is_any = self.endpoints.lock().iter().fold(false, |any, endpoint| endpoint.arm() | any);
         !is_any && !has_news()
     }
 

@@ -19,6 +19,7 @@ static IS_WIPED: AtomicBool = AtomicBool::new(false);
 /// At least the value of the canary, in this process or in the parent.
 static GENERATION: AtomicU32 = AtomicU32::new(1);
 
+#[inline]
 fn canary() -> Option<&'static AtomicU32> {
     // SAFETY: a published canary page is never unmapped.
     NonNull::new(CANARY.load(Ordering::Acquire)).map(|canary| unsafe { canary.as_ref() })

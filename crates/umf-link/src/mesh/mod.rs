@@ -37,6 +37,10 @@ use receive::{Fetch, Posted};
 use send::PendingSend;
 pub use transfer::{RegionKey, Registrar, Transferring};
 
+/// The longest message in a ring, in lengths of [`LinkSettings::eager_max`](crate::LinkSettings::eager_max). An offer is answered by
+/// the next call of [`Mesh::progress`], and its end is seen by a later one, which takes longer than
+/// to copy twice.
+const EAGER: usize = 4;
 /// The token of operations without a completion.
 const NO_COMPLETION: u64 = u64::MAX;
 /// The process of a link until it has named itself. Its messages are not received.
@@ -179,6 +183,8 @@ pub struct Mesh {
     /// Its descriptor for `poll(2)`, once it was asked for.
     events: Option<Arc<Events>>,
     links: Vec<Link>,
+    /// The number of messages that wait for space in lanes.
+    waiting: usize,
     /// Messages that are offered.
     sends: VecDeque<PendingSend>,
     fetches: Vec<Fetch>,
@@ -228,11 +234,12 @@ impl Mesh {
         inbox.names = Some(Vec::new());
         inbox.accepted = Some(Arc::clone(acceptor.accepted()));
         // A message in a ring may have immediate data, too.
-        inbox.inline_max = inbox.inline_max.min(MAX_INLINE - size_of::<u64>());
+        inbox.inline_max = (EAGER * inbox.inline_max).min(MAX_INLINE - size_of::<u64>());
         Ok(Self {
             acceptor,
             events: None,
             links: Vec::new(),
+            waiting: 0,
             sends: VecDeque::new(),
             fetches: Vec::new(),
             inbox,

@@ -44,8 +44,12 @@ impl Mesh {
         }
         self.inbox.remove_dropped_requests();
         let mut is_any = self.progress_lanes();
-        is_any |= self.progress_fetches();
-        is_any |= self.progress_sends();
+        if !self.fetches.is_empty() {
+            is_any |= self.progress_fetches();
+        }
+        if self.waiting > 0 || !self.sends.is_empty() {
+            is_any |= self.progress_sends();
+        }
         self.settle();
         self.calls = self.calls.wrapping_add(1);
         if self.calls.is_multiple_of(CALLS) {
@@ -105,6 +109,10 @@ impl Mesh {
     pub(super) fn progress_lanes(&mut self) -> bool {
         let mut is_any = false;
         for link in 0..self.inbox.peers.len() {
+            // Mostly there is none.
+            if !self.inbox.peers[link].as_ref().is_some_and(|peer| peer.has_record()) {
+                continue;
+            }
             for _ in 0..BUDGET {
                 match self.advance(link) {
                     Ok(true) => is_any = true,

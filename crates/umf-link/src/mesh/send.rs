@@ -115,8 +115,12 @@ impl Mesh {
         }
         let is_offered = is_next && !request.sending.is_new();
         let send = PendingSend { token, request, _copy: copy };
-        let list = if is_offered { &mut self.sends } else { &mut self.links[link].waiting };
-        list.push_back(send);
+        if is_offered {
+            self.sends.push_back(send);
+        } else {
+            self.links[link].waiting.push_back(send);
+            self.waiting += 1;
+        }
         Ok(false)
     }
 
@@ -134,6 +138,7 @@ impl Mesh {
                     Ok(None) => self.sends.push_back(send),
                     ended => self.end_send(&send, ended),
                 }
+                self.waiting -= 1;
                 is_any = true;
             }
         }
@@ -161,6 +166,7 @@ impl Mesh {
             core::mem::take(&mut self.sends).into_iter().partition(is_ended);
         self.sends = others;
         for link in links {
+            self.waiting -= self.links[*link].waiting.len();
             ended.append(&mut self.links[*link].waiting);
         }
         for send in ended {
