@@ -384,33 +384,56 @@ fn hints_that_do_not_fit_find_nothing() {
         let status = process(TEST, folder.path(), 0).status().unwrap();
         return assert!(status.success());
     }
-    let find = |change: &dyn Fn(&mut fi_info)| {
+    let find = |version, change: &dyn Fn(&mut fi_info)| {
         let mut info = null_mut();
         // SAFETY: the library allocates entries with their attributes.
         unsafe {
             let hints = library.fi_allocinfo();
             (*(*hints).fabric_attr).prov_name = libc::strdup(c"umf".as_ptr());
             change(&mut *hints);
-            let found = library.fi_getinfo(library.version(), null(), null(), 0, hints, &raw mut info);
+            let found = library.fi_getinfo(version, null(), null(), 0, hints, &raw mut info);
             library.fi_freeinfo(hints);
             if found == FI_SUCCESS {
-                let caps = (*info).caps;
+                let caps_and_mode = ((*info).caps, (*(*info).domain_attr).mr_mode);
                 library.fi_freeinfo(info);
-                return Ok(caps);
+                return Ok(caps_and_mode);
             }
             Err(-found)
         }
     };
-    let all = FI_MSG | FI_TAGGED | FI_RMA | FI_ATOMIC;
-    assert_eq!(find(&|_| {}).unwrap() & all, all);
-    let caps = find(&|hints| hints.caps = FI_TAGGED).unwrap();
-    assert_eq!(caps & (FI_MSG | FI_RMA | FI_TAGGED | FI_SEND | FI_RECV), FI_TAGGED | FI_SEND | FI_RECV);
-    let kinds: [&dyn Fn(&mut fi_info); 6] = [
+    let (newest, before_modes) = (library.version(), make_version(1, 4));
+    let (messages, one_sided) = (FI_MSG | FI_TAGGED, FI_RMA | FI_ATOMIC);
+    let primary = |found: Result<(u64, i32), i32>| {
+        found.map(|(caps, mode)| (caps & (messages | one_sided), mode)).unwrap()
+    };
+    let known = FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
+    // SAFETY: the attributes exist, here and below.
+    let knows = |mode, caps| {
+        move |hints: &mut fi_info| unsafe {
+            (hints.caps, (*hints.domain_attr).mr_mode) = (caps, mode);
+        }
+    };
+    // An application that does not know this kind of registered memory gets no operations on it.
+    assert_eq!(primary(find(newest, &|_| {})), (messages, 0));
+    assert_eq!(primary(find(newest, &knows(FI_MR_LOCAL | FI_MR_PROV_KEY, 0))), (messages, 0));
+    for mode in [known, known | FI_MR_LOCAL | FI_MR_ENDPOINT] {
+        assert_eq!(primary(find(newest, &knows(mode, 0))), (messages | one_sided, known));
+        assert_eq!(primary(find(newest, &knows(mode, FI_RMA))), (FI_RMA, known));
+    }
+    // Of the kinds before the list of modes, this is the basic one.
+    assert_eq!(primary(find(newest, &knows(FI_MR_BASIC, FI_ATOMIC))), (FI_ATOMIC, FI_MR_BASIC));
+    assert_eq!(primary(find(before_modes, &knows(0, FI_RMA))), (FI_RMA, FI_MR_BASIC));
+    let (caps, mode) = find(newest, &|hints| hints.caps = FI_TAGGED).unwrap();
+    assert_eq!(caps & (messages | one_sided | FI_SEND | FI_RECV), FI_TAGGED | FI_SEND | FI_RECV);
+    assert_eq!(mode, 0);
+    let kinds: [&dyn Fn(&mut fi_info); 8] = [
         &|hints| hints.caps = FI_HMEM,
         &|hints| hints.caps = FI_TRIGGER,
         // Without knowing what registered memory is like.
         &|hints| hints.caps = FI_RMA,
-        // SAFETY: the attributes exist.
+        &knows(known & !FI_MR_PROV_KEY, FI_ATOMIC),
+        &knows(FI_MR_SCALABLE, FI_TAGGED | FI_RMA),
+        // SAFETY: as above.
         &|hints| unsafe { (*hints.ep_attr).r#type = FI_EP_MSG },
         // SAFETY: as above.
         &|hints| unsafe { (*hints.tx_attr).inject_size = 1 << 20 },
@@ -418,6 +441,6 @@ fn hints_that_do_not_fit_find_nothing() {
         &|hints| unsafe { (*hints.domain_attr).cq_data_size = 9 },
     ];
     for kind in kinds {
-        assert_eq!(find(kind), Err(FI_ENODATA));
+        assert_eq!(find(newest, kind), Err(FI_ENODATA));
     }
 }
