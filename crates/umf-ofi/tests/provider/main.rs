@@ -13,7 +13,7 @@ use std::ptr::{null, null_mut};
 
 use libfabric_sys::*;
 
-use ranks::{Rank, contents, library, meet, meet_with, process, role, start, succeeds};
+use ranks::{MEMORY, Rank, contents, find, library, meet, meet_with, process, role, start, succeeds};
 
 #[test]
 fn messages_arrive_whole_and_are_counted() {
@@ -109,7 +109,7 @@ fn probes_claims_cancels_and_cut_messages_are_reported() {
     let message = |context: usize, tag, ignore, iov: &libc::iovec| fi_msg_tagged {
         msg_iov: iov,
         iov_count: 1,
-        addr: 0,
+        addr: FI_ADDR_UNSPEC,
         tag,
         ignore,
         context: std::ptr::without_provenance_mut(context),
@@ -122,12 +122,10 @@ fn probes_claims_cancels_and_cut_messages_are_reported() {
         succeeds(unsafe { fi_trecvmsg(endpoint.endpoint, &raw const message, flags) as i64 });
         endpoint.next()
     };
-    // Nothing has the tag. Then any message, once it has come.
+    // Nothing has the tag. Then any message, once all short ones have come.
     assert_eq!(call(3, 77, 0, FI_PEEK).error, FI_ENOMSG);
-    let mut found = call(4, 0, u64::MAX, FI_PEEK);
-    while found.error == FI_ENOMSG {
-        found = call(4, 0, u64::MAX, FI_PEEK);
-    }
+    while call(4, 12, 0, FI_PEEK).error == FI_ENOMSG {}
+    let found = call(4, 0, u64::MAX, FI_PEEK);
     assert_eq!((found.context, found.tag, found.length, found.error), (4, 10, 610, 0));
     // It is still there for a claim, and a claimed one is for its claim only.
     assert_eq!(call(5, 10, 0, FI_PEEK | FI_CLAIM).length, 610);
@@ -175,6 +173,15 @@ fn probes_claims_cancels_and_cut_messages_are_reported() {
         assert_eq!((received.length, received.flags), (300, FI_RECV | FI_MSG | last), "{number}");
     }
     assert_eq!([into[0], into[300], into[899]], [0, 1, 2]);
+    // A message that has arrived is found at once. The first one makes the link.
+    for tag in [60, 61] {
+        // SAFETY: the memory is read at once.
+        succeeds(unsafe { fi_tinject(endpoint.endpoint, b"itself".as_ptr().cast(), 6, 1, tag) as i64 });
+        if tag == 61 {
+            assert_eq!(call(13, tag, 0, FI_PEEK).length, 6);
+        }
+        assert_eq!(endpoint.receive(1, tag, &mut into).length, 6);
+    }
     endpoint.send(0, 99, b"done");
     endpoint.close();
 }
@@ -385,20 +392,12 @@ fn hints_that_do_not_fit_find_nothing() {
         return assert!(status.success());
     }
     let find = |version, change: &dyn Fn(&mut fi_info)| {
-        let mut info = null_mut();
-        // SAFETY: the library allocates entries with their attributes.
+        let info = find(&library, version, (None, None, 0), change)?;
+        // SAFETY: the entry has its attributes.
         unsafe {
-            let hints = library.fi_allocinfo();
-            (*(*hints).fabric_attr).prov_name = libc::strdup(c"umf".as_ptr());
-            change(&mut *hints);
-            let found = library.fi_getinfo(version, null(), null(), 0, hints, &raw mut info);
-            library.fi_freeinfo(hints);
-            if found == FI_SUCCESS {
-                let caps_and_mode = ((*info).caps, (*(*info).domain_attr).mr_mode);
-                library.fi_freeinfo(info);
-                return Ok(caps_and_mode);
-            }
-            Err(-found)
+            let caps_and_mode = ((*info).caps, (*(*info).domain_attr).mr_mode);
+            library.fi_freeinfo(info);
+            Ok(caps_and_mode)
         }
     };
     let (newest, before_modes) = (library.version(), make_version(1, 4));
@@ -406,7 +405,6 @@ fn hints_that_do_not_fit_find_nothing() {
     let primary = |found: Result<(u64, i32), i32>| {
         found.map(|(caps, mode)| (caps & (messages | one_sided), mode)).unwrap()
     };
-    let known = FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
     // SAFETY: the attributes exist, here and below.
     let knows = |mode, caps| {
         move |hints: &mut fi_info| unsafe {
@@ -416,9 +414,9 @@ fn hints_that_do_not_fit_find_nothing() {
     // An application that does not know this kind of registered memory gets no operations on it.
     assert_eq!(primary(find(newest, &|_| {})), (messages, 0));
     assert_eq!(primary(find(newest, &knows(FI_MR_LOCAL | FI_MR_PROV_KEY, 0))), (messages, 0));
-    for mode in [known, known | FI_MR_LOCAL | FI_MR_ENDPOINT] {
-        assert_eq!(primary(find(newest, &knows(mode, 0))), (messages | one_sided, known));
-        assert_eq!(primary(find(newest, &knows(mode, FI_RMA))), (FI_RMA, known));
+    for mode in [MEMORY, MEMORY | FI_MR_LOCAL | FI_MR_ENDPOINT] {
+        assert_eq!(primary(find(newest, &knows(mode, 0))), (messages | one_sided, MEMORY));
+        assert_eq!(primary(find(newest, &knows(mode, FI_RMA))), (FI_RMA, MEMORY));
     }
     // Of the kinds before the list of modes, this is the basic one.
     assert_eq!(primary(find(newest, &knows(FI_MR_BASIC, FI_ATOMIC))), (FI_ATOMIC, FI_MR_BASIC));
@@ -431,7 +429,7 @@ fn hints_that_do_not_fit_find_nothing() {
         &|hints| hints.caps = FI_TRIGGER,
         // Without knowing what registered memory is like.
         &|hints| hints.caps = FI_RMA,
-        &knows(known & !FI_MR_PROV_KEY, FI_ATOMIC),
+        &knows(MEMORY & !FI_MR_PROV_KEY, FI_ATOMIC),
         &knows(FI_MR_SCALABLE, FI_TAGGED | FI_RMA),
         // SAFETY: as above.
         &|hints| unsafe { (*hints.ep_attr).r#type = FI_EP_MSG },
