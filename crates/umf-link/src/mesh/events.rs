@@ -127,6 +127,6 @@ impl Mesh {
         }
         // The thread that accepts links has a fence, too, before it looks for the descriptor.
         <core::sync::atomic::AtomicU32 as Futex>::fence();
-        Ok(self.progress() || !self.completions.is_empty())
+        Ok(self.progress_all() || !self.completions.is_empty())
     }
 }

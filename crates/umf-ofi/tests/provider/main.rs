@@ -7,6 +7,7 @@
 #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
 
 mod ranks;
+mod waiting;
 
 use std::ffi::c_void;
 use std::ptr::{null, null_mut};
