@@ -232,11 +232,25 @@ impl Endpoint {
         received
     }
 
+    /// Receives a message, and leaves out completions of others.
+    pub(crate) fn receive_beside(&self, from: u64, tag: u64, into: &mut [u8]) {
+        self.post(2, from, tag, into);
+        while self.next().context != 2 {}
+    }
+
     pub(crate) fn close(self) {
+        self.close_with(&[]);
+    }
+
+    /// Closes it, and other objects of the domain that it uses.
+    pub(crate) fn close_with(self, others: &[*mut fid]) {
         // SAFETY: nothing is used afterwards.
         unsafe {
             assert_eq!(fi_close(self.domain.cast()), -FI_EBUSY);
             succeeds(fi_close(self.endpoint.cast()));
+            for object in others {
+                succeeds(fi_close(*object));
+            }
             succeeds(fi_close(self.queue.cast()));
             for object in [self.vector.cast(), self.domain.cast(), self.fabric.cast()] {
                 succeeds(fi_close(object));

@@ -207,3 +207,179 @@ fn descriptor_of_a_queue_is_readable_for_each_message() {
     }
     endpoint.close();
 }
+
+/// A counter that changes after it was read and before the wait does not let the thread wait.
+#[test]
+fn counters_are_waited_for_by_calls_and_descriptors() {
+    const TEST: &str = "waiting::counters_are_waited_for_by_calls_and_descriptors";
+    const ROUNDS: u64 = 1000;
+    let Some(library) = library(TEST) else { return };
+    let Some(rank) = role() else {
+        let [mut one, mut other] = start(TEST, &tempfile::tempdir().unwrap());
+        other.line("read");
+        one.tell("send");
+        one.line("sent");
+        other.tell("look");
+        return [one, other].into_iter().for_each(Rank::ends_well);
+    };
+    let endpoint = Endpoint::open(&library, FI_PROGRESS_UNSPEC, FI_WAIT_UNSPEC);
+    let [received, sent] = [FI_RECV, FI_SEND].map(|flag| {
+        let counter = open_counter(endpoint.domain, FI_WAIT_FD, 0);
+        endpoint.count(counter, flag);
+        counter
+    });
+    let fd = descriptor(received);
+    endpoint.enable();
+    endpoint.meet();
+    let other = 1 - rank as u64;
+    let mut into = [0; 8];
+    // SAFETY: the counter is open, here and below.
+    let read = || unsafe { fi_cntr_read(received) };
+    let may_wait = || endpoint.may_wait([received.cast()]);
+    let wait_for = |value| {
+        while read() < value {
+            // SAFETY: as above.
+            assert_eq!(unsafe { fi_cntr_readerr(received) }, 0);
+            if may_wait() {
+                wait_readable(fd);
+            }
+        }
+    };
+    assert!(may_wait() && !is_readable(fd, 0));
+    if rank == 0 {
+        assert_eq!(read_line().trim(), "send");
+        endpoint.inject(other, 1);
+        println!("sent");
+        endpoint.post(2, other, 1, &mut into);
+    } else {
+        endpoint.post(2, other, 1, &mut into);
+        assert_eq!(read(), 0);
+        println!("read");
+        assert_eq!(read_line().trim(), "look");
+        // Progress by another object.
+        assert_eq!(endpoint.next().context, 2);
+        for _ in 0..3 {
+            assert!(!may_wait());
+        }
+        assert_eq!(read(), 1);
+        assert!(may_wait() && !is_readable(fd, 0));
+        endpoint.inject(other, 1);
+    }
+    for round in 2..ROUNDS {
+        if rank == 1 {
+            endpoint.post(2, other, round, &mut into);
+        }
+        if rank == 1 || round > 2 {
+            wait_for(round - 1 + rank as u64);
+        } else {
+            wait_for(1);
+        }
+        if rank == 0 {
+            endpoint.post(2, other, round, &mut into);
+        }
+        endpoint.inject(other, round);
+    }
+    wait_for(ROUNDS - 1);
+    // By calls, without a limit.
+    for round in ROUNDS..2 * ROUNDS {
+        endpoint.post(2, other, round, &mut into);
+        if rank == 0 {
+            endpoint.inject(other, round);
+        }
+        // SAFETY: the counter is open.
+        succeeds(unsafe { fi_cntr_wait(received, round, -1) });
+        if rank == 1 {
+            endpoint.inject(other, round);
+        }
+    }
+    assert_eq!(read(), 2 * ROUNDS - 1);
+    // SAFETY: the counters are open, here and below.
+    unsafe {
+        assert_eq!(fi_cntr_read(sent), 2 * ROUNDS - 1);
+        for limit in [0, 20] {
+            assert_eq!(fi_cntr_wait(received, 2 * ROUNDS, limit), -FI_ETIMEDOUT);
+        }
+        // Changes by the application end waits, too.
+        thread::scope(|scope| {
+            assert!(may_wait() && !is_readable(fd, 0));
+            let address = received.expose_provenance();
+            scope.spawn(move || succeeds(fi_cntr_add(std::ptr::with_exposed_provenance_mut(address), 5)));
+            wait_readable(fd);
+            assert!(!may_wait());
+            assert_eq!(read(), 2 * ROUNDS + 4);
+            succeeds(fi_cntr_set(received, 7));
+            assert_eq!((may_wait(), read(), fi_cntr_wait(received, 7, -1)), (false, 7, 0));
+        });
+        // So does a failure.
+        endpoint.post(2, other, 1, &mut into);
+        succeeds(fi_cancel(endpoint.endpoint.cast(), without_provenance_mut(2)) as i64);
+        assert!(!may_wait());
+        assert_eq!((read(), may_wait(), fi_cntr_readerr(received)), (7, false, 1));
+        assert!(may_wait());
+        thread::scope(|scope| {
+            let address = received.expose_provenance();
+            scope.spawn(move || {
+                thread::sleep(Duration::from_millis(50));
+                succeeds(fi_cntr_adderr(std::ptr::with_exposed_provenance_mut(address), 1));
+            });
+            assert_eq!(fi_cntr_wait(received, 8, -1), -FI_EAVAIL);
+        });
+        // One counter counts operations of a kind, and others are not replaced.
+        let third = open_counter(endpoint.domain, FI_WAIT_NONE, 0);
+        for (flags, error) in [(FI_RECV, FI_EINVAL), (FI_RECV | FI_READ, FI_EINVAL), (0, FI_EBADFLAGS)] {
+            assert_eq!(fi_ep_bind(endpoint.endpoint, third.cast(), flags), -error);
+        }
+        closes(third);
+        assert_eq!(fi_close(received.cast()), -FI_EBUSY);
+    }
+    endpoint.close_with(&[received.cast(), sent.cast()]);
+}
+
+#[test]
+fn counter_of_remote_writes_counts_those_with_data() {
+    const TEST: &str = "waiting::counter_of_remote_writes_counts_those_with_data";
+    const WRITES: u64 = 50;
+    let Some(library) = library(TEST) else { return };
+    let Some(rank) = role() else {
+        return start(TEST, &tempfile::tempdir().unwrap()).into_iter().for_each(Rank::ends_well);
+    };
+    let endpoint = Endpoint::open(&library, FI_PROGRESS_UNSPEC, FI_WAIT_UNSPEC);
+    let counter = open_counter(endpoint.domain, FI_WAIT_FD, 0);
+    endpoint.count(counter, if rank == 1 { FI_REMOTE_WRITE } else { FI_WRITE });
+    endpoint.enable();
+    endpoint.meet();
+    let mut into = [0_u8; 16];
+    if rank == 1 {
+        let mut memory = vec![0_u8; 4096];
+        let (base, mut region) = (memory.as_mut_ptr(), null_mut());
+        // SAFETY: the memory is kept until the region is closed.
+        unsafe {
+            let (domain, access) = (endpoint.domain, FI_REMOTE_WRITE);
+            succeeds(fi_mr_reg(domain, base.cast(), 4096, access, 0, 0, 0, &raw mut region, null_mut()));
+            let place = [base.expose_provenance() as u64, (*region).key].map(u64::to_ne_bytes).concat();
+            endpoint.send(0, 1, &place);
+            succeeds(fi_cntr_wait(counter, WRITES, -1));
+            endpoint.receive_beside(0, 2, &mut into);
+            assert_eq!((fi_cntr_read(counter), fi_cntr_readerr(counter)), (WRITES, 0));
+            succeeds(fi_close(region.cast()));
+        }
+        assert!(memory[..8].iter().all(|byte| *byte == 9));
+        return endpoint.close_with(&[counter.cast()]);
+    }
+    endpoint.receive(1, 1, &mut into);
+    let [base, key] = [0, 8].map(|at| u64::from_ne_bytes(into[at..at + 8].try_into().unwrap()));
+    let (ep, from) = (endpoint.endpoint, [9_u8; 8].as_ptr().cast::<c_void>());
+    // SAFETY: the memory is kept until the completions.
+    unsafe {
+        for number in 0..WRITES {
+            // Writes without data leave no trace there.
+            succeeds(fi_write(ep, from, 8, null_mut(), 1, base, key, null_mut()) as i64);
+            succeeds(fi_writedata(ep, from, 8, null_mut(), number, 1, base, key, null_mut()) as i64);
+        }
+        succeeds(fi_cntr_wait(counter, 2 * WRITES, -1));
+        while endpoint.poll().is_some() {}
+        assert_eq!(fi_cntr_read(counter), 2 * WRITES);
+    }
+    endpoint.send(1, 2, b"done");
+    endpoint.close_with(&[counter.cast()]);
+}
