@@ -6,7 +6,10 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
 
+mod queues;
 mod ranks;
+mod resources;
+mod services;
 mod waiting;
 
 use std::ffi::c_void;

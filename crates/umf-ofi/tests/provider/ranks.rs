@@ -145,14 +145,21 @@ impl Endpoint {
         self.insert(&names);
     }
 
-    fn insert(&self, names: &[[u8; ADDRESS]]) {
+    /// Makes this the only address.
+    pub(crate) fn insert_itself(&self) {
+        self.insert(&[self.name()]);
+    }
+
+    /// Inserts the first addresses.
+    pub(crate) fn insert(&self, names: &[[u8; ADDRESS]]) {
         let mut numbers = vec![0; names.len()];
         // SAFETY: as many addresses as numbers.
         let inserted = unsafe {
-            let (names, numbers) = (names.as_ptr().cast(), numbers.as_mut_ptr());
-            fi_av_insert(self.vector, names, 2, numbers, 0, null_mut())
+            let first = names.as_ptr().cast();
+            fi_av_insert(self.vector, first, names.len(), numbers.as_mut_ptr(), 0, null_mut())
         };
-        assert_eq!((inserted, &numbers[..]), (2, &[0, 1][..]));
+        assert_eq!(inserted as usize, names.len());
+        assert!(numbers.iter().copied().eq(0..names.len() as u64), "{numbers:?}");
         // SAFETY: no address is read.
         let none = unsafe { fi_av_insert(self.vector, null(), 1, null_mut(), 0, null_mut()) };
         assert_eq!(none, -FI_EINVAL);
@@ -317,6 +324,16 @@ impl Rank {
     }
 }
 
+/// Runs a test in a process of its own. Returns whether this is that process.
+pub(crate) fn is_alone(test: &str) -> bool {
+    if role().is_none() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(process(test, folder.path(), 0).status().unwrap().success());
+        return false;
+    }
+    true
+}
+
 /// Returns a process that runs a test in a role, with the provider in a folder.
 pub(crate) fn process(test: &str, folder: &Path, role: usize) -> Command {
     let program = std::env::current_exe().unwrap();
@@ -356,6 +373,14 @@ pub(crate) fn meet_with(library: &Library, progress: fi_progress) -> Endpoint {
     let endpoint = Endpoint::open(library, progress, FI_WAIT_UNSPEC);
     endpoint.enable();
     endpoint.meet();
+    endpoint
+}
+
+/// Opens an endpoint that sends to itself.
+pub(crate) fn open_alone(library: &Library, wait: fi_wait_obj) -> Endpoint {
+    let endpoint = Endpoint::open(library, FI_PROGRESS_UNSPEC, wait);
+    endpoint.enable();
+    endpoint.insert_itself();
     endpoint
 }
 

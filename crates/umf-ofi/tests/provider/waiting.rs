@@ -1,8 +1,8 @@
 //! Waiting: descriptors, calls that sleep, event queues and poll sets.
 
-use std::ffi::{CStr, c_int, c_void};
+use std::ffi::{c_int, c_void};
 use std::os::fd::{BorrowedFd, RawFd};
-use std::ptr::{null, null_mut, without_provenance_mut};
+use std::ptr::{null_mut, without_provenance_mut};
 use std::thread;
 use std::time::Duration;
 
@@ -11,9 +11,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::ranks::{Completion, Endpoint, Rank, contents, library, read_line, role, start, succeeds};
 
-/// The error of calls that have to be repeated, in both widths.
+/// The error of calls that have to be repeated.
 const AGAIN: c_int = -FI_EAGAIN;
-const AGAIN_LONG: isize = -(FI_EAGAIN as isize);
 
 /// Waits until a descriptor is readable. A minute without that is a lost wake-up.
 #[track_caller]
@@ -64,7 +63,7 @@ pub(crate) fn open_event_queue(fabric: *mut fid_fabric, wait: fi_wait_obj) -> *m
 }
 
 #[track_caller]
-fn closes<T>(object: *mut T) {
+pub(crate) fn closes<T>(object: *mut T) {
     // SAFETY: the object is open, and not used again.
     succeeds(unsafe { fi_close(object.cast()) });
 }
