@@ -11,12 +11,37 @@ use crate::domain::{Domain, DomainObject};
 use crate::object::{Boxed, closed_by};
 use crate::waiting::{BoundEndpoints, SLEEP, SPIN};
 
+/// A number of operations.
+#[derive(Debug, Default)]
+struct Number {
+    value: AtomicU64,
+    /// The value that the application has read last.
+    read: AtomicU64,
+}
+
+impl Number {
+    fn get(&self) -> u64 {
+        self.value.load(Ordering::SeqCst)
+    }
+
+    /// Returns the value on behalf of the application.
+    fn read(&self) -> u64 {
+        let value = self.get();
+        self.read.store(value, Ordering::Relaxed);
+        value
+    }
+
+    fn has_changed(&self) -> bool {
+        self.get() != self.read.load(Ordering::Relaxed)
+    }
+}
+
 /// A counter.
 #[derive(Debug)]
 pub(crate) struct Counter {
     _domain: Arc<Domain>,
-    ended: AtomicU64,
-    failed: AtomicU64,
+    ended: Number,
+    failed: Number,
     /// Those with which reading makes progress.
     pub endpoints: BoundEndpoints,
 }
@@ -28,7 +53,7 @@ impl Counter {
     pub(crate) fn count(&self, has_failed: bool) {
         let counter = if has_failed { &self.failed } else { &self.ended };
         // A thread that goes to sleep looks at it after it has counted itself.
-        counter.fetch_add(1, Ordering::SeqCst);
+        counter.value.fetch_add(1, Ordering::SeqCst);
         self.endpoints.announce();
     }
 
@@ -38,21 +63,20 @@ impl Counter {
         self.endpoints.announce();
     }
 
-    /// Makes progress. Returns a number that changes with each operation that has ended.
-    pub(crate) fn progress_and_sum(&self) -> u64 {
+    /// Makes progress. Returns whether a value has changed since the application read it.
+    pub(crate) fn has_news(&self) -> bool {
         self.endpoints.progress();
-        self.sum()
+        self.has_changed()
     }
 
-    fn sum(&self) -> u64 {
-        self.ended.load(Ordering::SeqCst).wrapping_add(self.failed.load(Ordering::SeqCst))
+    fn has_changed(&self) -> bool {
+        self.ended.has_changed() || self.failed.has_changed()
     }
 
-    /// Returns whether a thread may wait for the descriptor: until the value differs from that
-    /// before this call.
+    /// Returns whether a thread may wait for the descriptor. If a value has changed since the
+    /// application read it, the thread would wait for a change that has happened.
     pub(crate) fn may_wait(&self) -> bool {
-        let before = self.sum();
-        self.endpoints.arm(|| self.sum() != before)
+        self.endpoints.arm(|| self.has_changed())
     }
 }
 
@@ -90,7 +114,7 @@ pub(crate) unsafe extern "C" fn open(
     // SAFETY: the pointer is valid for a write.
     unsafe {
         let part =
-            Counter { _domain: domain, ended: AtomicU64::new(0), failed: AtomicU64::new(0), endpoints };
+            Counter { _domain: domain, ended: Number::default(), failed: Number::default(), endpoints };
         *counter = CounterObject::leak(object, Arc::new(part));
     }
     FI_SUCCESS
@@ -110,39 +134,41 @@ unsafe extern "C" fn read(counter: *mut fid_cntr) -> u64 {
     // SAFETY: an open counter.
     let counter = unsafe { CounterObject::part(counter) };
     counter.endpoints.progress();
-    counter.ended.load(Ordering::Acquire)
+    counter.ended.read()
 }
 
 unsafe extern "C" fn read_failed(counter: *mut fid_cntr) -> u64 {
     // SAFETY: an open counter.
     let counter = unsafe { CounterObject::part(counter) };
     counter.endpoints.progress();
-    counter.failed.load(Ordering::Acquire)
+    counter.failed.read()
 }
 
 unsafe extern "C" fn add(counter: *mut fid_cntr, value: u64) -> c_int {
     // SAFETY: an open counter.
     unsafe { CounterObject::part(counter) }
-        .change(|counter| counter.ended.fetch_add(value, Ordering::SeqCst));
+        .change(|counter| counter.ended.value.fetch_add(value, Ordering::SeqCst));
     FI_SUCCESS
 }
 
 unsafe extern "C" fn set(counter: *mut fid_cntr, value: u64) -> c_int {
     // SAFETY: an open counter.
-    unsafe { CounterObject::part(counter) }.change(|counter| counter.ended.swap(value, Ordering::SeqCst));
+    unsafe { CounterObject::part(counter) }
+        .change(|counter| counter.ended.value.swap(value, Ordering::SeqCst));
     FI_SUCCESS
 }
 
 unsafe extern "C" fn add_failed(counter: *mut fid_cntr, value: u64) -> c_int {
     // SAFETY: an open counter.
     unsafe { CounterObject::part(counter) }
-        .change(|counter| counter.failed.fetch_add(value, Ordering::SeqCst));
+        .change(|counter| counter.failed.value.fetch_add(value, Ordering::SeqCst));
     FI_SUCCESS
 }
 
 unsafe extern "C" fn set_failed(counter: *mut fid_cntr, value: u64) -> c_int {
     // SAFETY: an open counter.
-    unsafe { CounterObject::part(counter) }.change(|counter| counter.failed.swap(value, Ordering::SeqCst));
+    unsafe { CounterObject::part(counter) }
+        .change(|counter| counter.failed.value.swap(value, Ordering::SeqCst));
     FI_SUCCESS
 }
 
@@ -150,13 +176,13 @@ unsafe extern "C" fn set_failed(counter: *mut fid_cntr, value: u64) -> c_int {
 unsafe extern "C" fn wait(counter: *mut fid_cntr, threshold: u64, timeout: c_int) -> c_int {
     // SAFETY: an open counter.
     let part = unsafe { CounterObject::part(counter) };
-    let (start, failed) = (Instant::now(), part.failed.load(Ordering::Acquire));
+    let (start, failed) = (Instant::now(), part.failed.get());
     let limit = u64::try_from(timeout).ok().map(Duration::from_millis);
     let result = || {
-        if part.ended.load(Ordering::SeqCst) >= threshold {
+        if part.ended.read() >= threshold {
             return Some(FI_SUCCESS);
         }
-        (part.failed.load(Ordering::SeqCst) != failed).then_some(-FI_EAVAIL)
+        (part.failed.read() != failed).then_some(-FI_EAVAIL)
     };
     loop {
         part.endpoints.progress();

@@ -16,7 +16,7 @@ use umf_os::background;
 use crate::address_vector::AddressVectorObject;
 use crate::atomics::ATOMIC;
 use crate::conversions::{copy_address, error_number, refuse};
-use crate::counter::CounterObject;
+use crate::counter::{Counter, CounterObject};
 use crate::domain::{Domain, DomainObject};
 use crate::messages::{MESSAGES, TAGGED};
 use crate::names;
@@ -244,14 +244,11 @@ unsafe extern "C" fn close(object: *mut fid) -> c_int {
     // SAFETY: an open endpoint.
     let part = unsafe { EndpointObject::part(object.cast()) };
     let (queues, counters) = {
-        let state = part.lock();
+        let mut state = part.lock();
         let directions = [&state.transmit, &state.receive];
         let queues: Vec<_> = directions.iter().filter_map(|direction| direction.queue.clone()).collect();
-        let all = |direction: &&Direction| {
-            let [reads, writes] = direction.transfer_counters.clone();
-            [direction.counter.clone(), reads, writes]
-        };
-        let counters: Vec<_> = directions.iter().flat_map(all).flatten().collect();
+        let counters: Vec<_> =
+            counters(&mut state, u64::MAX).iter().filter_map(|counter| counter.as_ref().cloned()).collect();
         (queues, counters)
     };
     *part.progress.lock().unwrap_or_else(PoisonError::into_inner) = None;
@@ -261,6 +258,25 @@ unsafe extern "C" fn close(object: *mut fid) -> c_int {
     part.domain.remove_endpoint(&part.registrar);
     // SAFETY: endpoints alone have this operation.
     unsafe { EndpointObject::close(object) }
+}
+
+/// Returns where the counters for operations of these flags are.
+///
+/// Of the transfers of others, writes with data are counted. The rest is not seen, and only an
+/// endpoint with `FI_RMA_EVENT`, which is not offered, would count it.
+fn counters(state: &mut State, flags: u64) -> Vec<&mut Option<Arc<Counter>>> {
+    let State { transmit, receive, .. } = state;
+    let Direction { counter: sends, transfer_counters: [reads, writes], .. } = transmit;
+    let Direction { counter: receives, transfer_counters: [others_reads, others_writes], .. } = receive;
+    let all = [
+        (FI_SEND, sends),
+        (FI_READ, reads),
+        (FI_WRITE, writes),
+        (FI_RECV, receives),
+        (FI_REMOTE_READ, others_reads),
+        (FI_REMOTE_WRITE, others_writes),
+    ];
+    all.into_iter().filter(|(bit, _)| flags & bit != 0).map(|(_, counter)| counter).collect()
 }
 
 unsafe extern "C" fn bind(object: *mut fid, other: *mut fid, flags: u64) -> c_int {
@@ -281,44 +297,45 @@ unsafe extern "C" fn bind(object: *mut fid, other: *mut fid, flags: u64) -> c_in
                 return -FI_EBADFLAGS;
             }
             let is_selective = flags & FI_SELECTIVE_COMPLETION != 0;
-            let State { transmit, receive, .. } = &mut *state;
-            for (bit, direction) in [(FI_TRANSMIT, transmit), (FI_RECV, receive)] {
-                if flags & bit != 0 {
-                    if direction.queue.is_some() {
-                        return -FI_EINVAL;
+            let directions = |state: &mut State, run: &mut dyn FnMut(&mut Direction)| {
+                let State { transmit, receive, .. } = state;
+                for (bit, direction) in [(FI_TRANSMIT, transmit), (FI_RECV, receive)] {
+                    if flags & bit != 0 {
+                        run(direction);
                     }
-                    (direction.queue, direction.is_selective) = (Some(Arc::clone(queue)), is_selective);
                 }
+            };
+            let mut is_bound = false;
+            directions(&mut state, &mut |direction| is_bound |= direction.queue.is_some());
+            if is_bound {
+                return -FI_EINVAL;
             }
+            // The queue locks the endpoint.
             drop(state);
             if let Err(number) = queue.bind(part) {
                 return -number;
             }
+            directions(&mut part.lock(), &mut |direction| {
+                (direction.queue, direction.is_selective) = (Some(Arc::clone(queue)), is_selective);
+            });
         }
         FI_CLASS_CNTR => {
             // SAFETY: a counter.
             let counter = unsafe { CounterObject::part(other.cast()) };
-            if flags & FI_SEND != 0 {
-                state.transmit.counter = Some(Arc::clone(counter));
+            let bound = counters(&mut state, flags);
+            if bound.is_empty() {
+                return -FI_EBADFLAGS;
             }
-            if flags & FI_RECV != 0 {
-                state.receive.counter = Some(Arc::clone(counter));
+            if bound.iter().any(|bound| bound.is_some()) {
+                return -FI_EINVAL;
             }
-            // Of the transfers of others, writes with data are counted. The rest is not seen, and
-            // only an endpoint with `FI_RMA_EVENT`, which is not offered, would count it.
-            let State { transmit, receive, .. } = &mut *state;
-            for (bits, direction) in
-                [([FI_READ, FI_WRITE], transmit), ([FI_REMOTE_READ, FI_REMOTE_WRITE], receive)]
-            {
-                for (bit, counted) in bits.into_iter().zip(&mut direction.transfer_counters) {
-                    if flags & bit != 0 {
-                        *counted = Some(Arc::clone(counter));
-                    }
-                }
-            }
+            // The counter locks the endpoint.
             drop(state);
             if let Err(number) = counter.endpoints.add(part) {
                 return -number;
+            }
+            for bound in counters(&mut part.lock(), flags) {
+                *bound = Some(Arc::clone(counter));
             }
         }
         FI_CLASS_EQ => {}

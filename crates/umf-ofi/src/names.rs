@@ -23,10 +23,13 @@ pub(crate) fn builder() -> Option<LinkBuilder> {
 ///
 /// # Safety
 /// `text` is null or a C string.
-unsafe fn text<'t>(text: *const c_char) -> Option<&'t str> {
+unsafe fn text<'t>(text: *const c_char) -> Result<Option<&'t str>, &'static str> {
+    if text.is_null() {
+        return Ok(None);
+    }
     // SAFETY: by this function's contract.
-    let text = (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) })?;
-    text.to_str().ok().filter(|text| !text.is_empty())
+    let text = unsafe { CStr::from_ptr(text) }.to_str().map_err(|_| "a name that is not UTF-8")?;
+    Ok((!text.is_empty()).then_some(text))
 }
 
 /// Returns whether a name or number of a host is one of this machine. A name that only a name
@@ -47,7 +50,7 @@ fn is_local(host: &str) -> bool {
 /// Both are null or C strings.
 pub(crate) unsafe fn find(builder: &LinkBuilder, host: *const c_char, service: *const c_char) -> Found {
     // SAFETY: by this function's contract.
-    let (host, service) = unsafe { (text(host), text(service)) };
+    let (host, service) = unsafe { (text(host)?, text(service)?) };
     if let Some(host) = host {
         if let Ok(address) = host.parse() {
             return Ok(Some(address));

@@ -1,7 +1,6 @@
 //! Poll set: finds out which of several queues and counters have something.
 
 use core::ffi::{c_int, c_void};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use libfabric_sys::*;
@@ -15,8 +14,7 @@ use crate::waiting::lock;
 #[derive(Debug)]
 enum Kind {
     Queue(Arc<Queue>),
-    /// With the value at the last poll.
-    Counter(Arc<Counter>, AtomicU64),
+    Counter(Arc<Counter>),
 }
 
 #[derive(Debug)]
@@ -34,10 +32,7 @@ impl Member {
     fn has_news(&self) -> bool {
         match &self.kind {
             Kind::Queue(queue) => queue.has_entries(),
-            Kind::Counter(counter, last) => {
-                let now = counter.progress_and_sum();
-                last.swap(now, Ordering::Relaxed) != now
-            }
+            Kind::Counter(counter) => counter.has_news(),
         }
     }
 }
@@ -95,11 +90,7 @@ unsafe extern "C" fn add(set: *mut fid_poll, object: *mut fid, _flags: u64) -> c
     let (set, kind, context) = unsafe {
         let kind = match (*object).fclass {
             FI_CLASS_CQ => Kind::Queue(Arc::clone(QueueObject::part(object.cast()))),
-            FI_CLASS_CNTR => {
-                let counter = Arc::clone(CounterObject::part(object.cast()));
-                let now = AtomicU64::new(counter.progress_and_sum());
-                Kind::Counter(counter, now)
-            }
+            FI_CLASS_CNTR => Kind::Counter(Arc::clone(CounterObject::part(object.cast()))),
             _ => return -FI_EINVAL,
         };
         (PollSetObject::part(set), kind, (*object).context)

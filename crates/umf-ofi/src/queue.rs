@@ -49,7 +49,10 @@ pub(crate) struct Queue {
     length: AtomicUsize,
     without_progress: AtomicUsize,
     endpoints: BoundEndpoints,
+    /// Whether the next call that waits ends at once, and whether the next wait for the descriptor
+    /// does not begin.
     is_signalled: AtomicBool,
+    is_descriptor_signalled: AtomicBool,
 }
 
 pub(crate) type QueueObject = Boxed<fid_cq, Queue>;
@@ -72,8 +75,8 @@ impl Queue {
         self.endpoints.remove(endpoint);
     }
 
-    fn has_news(&self) -> bool {
-        !self.entries.lock().is_empty() || self.is_signalled.load(Ordering::SeqCst)
+    fn is_empty(&self) -> bool {
+        self.entries.lock().is_empty()
     }
 
     /// Returns whether a read should make progress first. If completions are there, one of
@@ -90,12 +93,15 @@ impl Queue {
     /// Makes progress. Returns whether there are completions.
     pub(crate) fn has_entries(&self) -> bool {
         self.endpoints.progress();
-        !self.entries.lock().is_empty()
+        !self.is_empty()
     }
 
     /// Returns whether a thread may wait for the descriptor.
     pub(crate) fn may_wait(&self) -> bool {
-        self.endpoints.arm(|| self.has_news())
+        self.endpoints.arm(|| {
+            let is_signalled = self.is_descriptor_signalled.swap(false, Ordering::SeqCst);
+            is_signalled || !self.is_empty()
+        })
     }
 
     /// Takes up to `count` completions, as `fi_cq_read`.
@@ -210,6 +216,7 @@ pub(crate) unsafe extern "C" fn open(
             without_progress: AtomicUsize::new(0),
             endpoints,
             is_signalled: AtomicBool::new(false),
+            is_descriptor_signalled: AtomicBool::new(false),
         };
         *queue = QueueObject::leak(object, Arc::new(part));
     }
@@ -291,7 +298,8 @@ unsafe extern "C" fn read_from_or_wait(
             return taken;
         }
         if passed > SPIN {
-            part.endpoints.sleep(left.unwrap_or(SLEEP), || part.has_news());
+            let has_news = || !part.is_empty() || part.is_signalled.load(Ordering::SeqCst);
+            part.endpoints.sleep(left.unwrap_or(SLEEP), has_news);
         }
     }
 }
@@ -300,6 +308,7 @@ unsafe extern "C" fn signal(queue: *mut fid_cq) -> c_int {
     // SAFETY: an open queue.
     let queue = unsafe { QueueObject::part(queue) };
     queue.is_signalled.store(true, Ordering::SeqCst);
+    queue.is_descriptor_signalled.store(true, Ordering::SeqCst);
     queue.endpoints.wake();
     FI_SUCCESS
 }

@@ -201,18 +201,23 @@ impl BoundEndpoints {
     /// Sleeps until there may be something, for at most `most`. `has_news` returns whether there is
     /// something already.
     pub(crate) fn sleep(&self, most: Duration, has_news: impl FnOnce() -> bool) {
-        let (first, count) = {
+        let (most, sleeper) = {
+            // The lock is held while the endpoint is used, which is removed before it is closed.
             let endpoints = self.endpoints.lock();
-            (endpoints.first().cloned(), endpoints.len())
+            let most = most.min(if endpoints.len() == 1 { SLEEP } else { SLEEP_OF_SEVERAL });
+            (most, endpoints.first().map(|endpoint| endpoint.progress_or_sleeper()))
         };
-        let most = most.min(if count == 1 { SLEEP } else { SLEEP_OF_SEVERAL });
-        let Some(endpoint) = first else { return std::thread::sleep(most) };
-        if let Some(sleeper) = endpoint.progress_or_sleeper() {
-            self.sleeping.fetch_add(1, Ordering::SeqCst);
-            if !has_news() {
-                sleeper.sleep(most);
+        match sleeper {
+            Some(Some(sleeper)) => {
+                self.sleeping.fetch_add(1, Ordering::SeqCst);
+                if !has_news() {
+                    sleeper.sleep(most);
+                }
+                self.sleeping.fetch_sub(1, Ordering::SeqCst);
             }
-            self.sleeping.fetch_sub(1, Ordering::SeqCst);
+            // There was something to do.
+            Some(None) => {}
+            None => std::thread::sleep(most),
         }
     }
 

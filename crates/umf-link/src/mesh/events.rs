@@ -4,6 +4,7 @@
 //! It is an epoll set with the socket of each link, which its process makes readable
 //! ([`Channel::request_event`]), and an eventfd, which the thread that accepts links makes readable.
 
+use core::sync::atomic::{AtomicBool, Ordering};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
@@ -27,6 +28,8 @@ const BATCH: usize = 64;
 pub(super) struct Events {
     set: CloseOnFork,
     accepted: CloseOnFork,
+    /// Whether a socket could not be added.
+    is_incomplete: AtomicBool,
 }
 
 impl Events {
@@ -34,7 +37,7 @@ impl Events {
         let set = CloseOnFork::make(|| epoll::create(epoll::CreateFlags::CLOEXEC))?;
         let accepted = CloseOnFork::make(|| eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK))?;
         epoll::add(&set, &accepted, epoll::EventData::new_u64(ACCEPTED), epoll::EventFlags::IN)?;
-        Ok(Self { set, accepted })
+        Ok(Self { set, accepted, is_incomplete: AtomicBool::new(false) })
     }
 
     /// Makes the set readable: a link was accepted.
@@ -43,15 +46,13 @@ impl Events {
         let _ = rustix::io::write(&self.accepted, &1_u64.to_ne_bytes());
     }
 
-    /// Adds the socket of a link.
+    /// Adds the socket of a link. If that fails, [`Mesh::arm`] lets no thread wait.
     pub(super) fn add(&self, link: usize, channel: &Channel) -> Result<()> {
-        epoll::add(
-            &self.set,
-            channel.socket(),
-            epoll::EventData::new_u64(link as u64),
-            epoll::EventFlags::IN,
-        )
-        .map_err(Error::system("epoll_ctl"))?;
+        let number = epoll::EventData::new_u64(link as u64);
+        if let Err(errno) = epoll::add(&self.set, channel.socket(), number, epoll::EventFlags::IN) {
+            self.is_incomplete.store(true, Ordering::Relaxed);
+            return Err(Error::system("epoll_ctl")(errno));
+        }
         channel.request_event();
         Ok(())
     }
@@ -95,13 +96,16 @@ impl Mesh {
     fn open_events(&mut self) -> Result<&Arc<Events>> {
         self.check_process()?;
         if self.events.is_none() {
+            // Otherwise a link would be added twice.
+            self.settle();
             let events = Arc::new(Events::new().map_err(Error::system("epoll_create"))?);
-            self.acceptor.announce_links_to(&events);
             for (link, peer) in self.inbox.peers.iter().enumerate() {
                 if let Some(peer) = peer {
                     events.add(link, &peer.channel)?;
                 }
             }
+            // A link that was accepted before this is there for the next call of `arm`.
+            self.acceptor.announce_links_to(&events);
             self.events = Some(events);
         }
         self.events.as_ref().ok_or(Error::Forked)
@@ -127,6 +131,7 @@ impl Mesh {
         }
         // The thread that accepts links has a fence, too, before it looks for the descriptor.
         <core::sync::atomic::AtomicU32 as Futex>::fence();
-        Ok(self.progress() || !self.completions.is_empty())
+        let is_any = self.progress_all() || !self.completions.is_empty();
+        Ok(is_any || self.open_events()?.is_incomplete.load(Ordering::Relaxed))
     }
 }

@@ -354,7 +354,7 @@ impl Mesh {
     pub fn sleeper(&mut self) -> Option<Sleeper> {
         let shared = Arc::clone(&self.inbox.shared);
         let seen = protocol::fall_asleep(shared.bell.word());
-        (!self.progress() && self.completions.is_empty()).then_some(Sleeper { shared, seen })
+        (!self.progress_all() && self.completions.is_empty()).then_some(Sleeper { shared, seen })
     }
 
     /// Returns what ends waits of other threads ([`Sleeper`]).

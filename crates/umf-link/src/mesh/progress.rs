@@ -8,6 +8,7 @@ use crate::ring::{RecordHeader, unknown_kind};
 use crate::{Error, LinkAddress, Result, contact, sys};
 
 use super::receive::Posted;
+use super::send::OFFERED;
 use super::{Link, Mesh, Process, UNNAMED};
 
 /// The most records that one call reads from a lane.
@@ -65,6 +66,13 @@ impl Mesh {
             }
         }
         is_any
+    }
+
+    /// Makes progress with all operations, before a thread waits. Returns whether there was anything
+    /// to do: then it may not be all.
+    pub(super) fn progress_all(&mut self) -> bool {
+        let calls = self.sends.len().div_ceil(OFFERED).max(1);
+        (0..calls).any(|_| self.progress())
     }
 
     pub(super) fn take_accepted(&mut self) {

@@ -11,7 +11,7 @@ use crate::{Error, Result};
 use super::{Completed, Label, Mesh, NO_COMPLETION, Process};
 
 /// The most offered messages of which one call makes progress.
-const OFFERED: usize = 32;
+pub(super) const OFFERED: usize = 32;
 
 /// A message that is being sent.
 #[derive(Debug)]

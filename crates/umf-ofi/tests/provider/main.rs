@@ -6,14 +6,18 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
 
+mod queues;
 mod ranks;
+mod resources;
+mod services;
+mod waiting;
 
 use std::ffi::c_void;
 use std::ptr::{null, null_mut};
 
 use libfabric_sys::*;
 
-use ranks::{Rank, contents, library, meet, meet_with, process, role, start, succeeds};
+use ranks::{MEMORY, Rank, contents, find, library, meet, meet_with, process, role, start, succeeds};
 
 #[test]
 fn messages_arrive_whole_and_are_counted() {
@@ -109,7 +113,7 @@ fn probes_claims_cancels_and_cut_messages_are_reported() {
     let message = |context: usize, tag, ignore, iov: &libc::iovec| fi_msg_tagged {
         msg_iov: iov,
         iov_count: 1,
-        addr: 0,
+        addr: FI_ADDR_UNSPEC,
         tag,
         ignore,
         context: std::ptr::without_provenance_mut(context),
@@ -122,12 +126,10 @@ fn probes_claims_cancels_and_cut_messages_are_reported() {
         succeeds(unsafe { fi_trecvmsg(endpoint.endpoint, &raw const message, flags) as i64 });
         endpoint.next()
     };
-    // Nothing has the tag. Then any message, once it has come.
+    // Nothing has the tag. Then any message, once all short ones have come.
     assert_eq!(call(3, 77, 0, FI_PEEK).error, FI_ENOMSG);
-    let mut found = call(4, 0, u64::MAX, FI_PEEK);
-    while found.error == FI_ENOMSG {
-        found = call(4, 0, u64::MAX, FI_PEEK);
-    }
+    while call(4, 12, 0, FI_PEEK).error == FI_ENOMSG {}
+    let found = call(4, 0, u64::MAX, FI_PEEK);
     assert_eq!((found.context, found.tag, found.length, found.error), (4, 10, 610, 0));
     // It is still there for a claim, and a claimed one is for its claim only.
     assert_eq!(call(5, 10, 0, FI_PEEK | FI_CLAIM).length, 610);
@@ -175,6 +177,15 @@ fn probes_claims_cancels_and_cut_messages_are_reported() {
         assert_eq!((received.length, received.flags), (300, FI_RECV | FI_MSG | last), "{number}");
     }
     assert_eq!([into[0], into[300], into[899]], [0, 1, 2]);
+    // A message that has arrived is found at once. The first one makes the link.
+    for tag in [60, 61] {
+        // SAFETY: the memory is read at once.
+        succeeds(unsafe { fi_tinject(endpoint.endpoint, b"itself".as_ptr().cast(), 6, 1, tag) as i64 });
+        if tag == 61 {
+            assert_eq!(call(13, tag, 0, FI_PEEK).length, 6);
+        }
+        assert_eq!(endpoint.receive(1, tag, &mut into).length, 6);
+    }
     endpoint.send(0, 99, b"done");
     endpoint.close();
 }
@@ -384,33 +395,47 @@ fn hints_that_do_not_fit_find_nothing() {
         let status = process(TEST, folder.path(), 0).status().unwrap();
         return assert!(status.success());
     }
-    let find = |change: &dyn Fn(&mut fi_info)| {
-        let mut info = null_mut();
-        // SAFETY: the library allocates entries with their attributes.
+    let find = |version, change: &dyn Fn(&mut fi_info)| {
+        let info = find(&library, version, (None, None, 0), change)?;
+        // SAFETY: the entry has its attributes.
         unsafe {
-            let hints = library.fi_allocinfo();
-            (*(*hints).fabric_attr).prov_name = libc::strdup(c"umf".as_ptr());
-            change(&mut *hints);
-            let found = library.fi_getinfo(library.version(), null(), null(), 0, hints, &raw mut info);
-            library.fi_freeinfo(hints);
-            if found == FI_SUCCESS {
-                let caps = (*info).caps;
-                library.fi_freeinfo(info);
-                return Ok(caps);
-            }
-            Err(-found)
+            let caps_and_mode = ((*info).caps, (*(*info).domain_attr).mr_mode);
+            library.fi_freeinfo(info);
+            Ok(caps_and_mode)
         }
     };
-    let all = FI_MSG | FI_TAGGED | FI_RMA | FI_ATOMIC;
-    assert_eq!(find(&|_| {}).unwrap() & all, all);
-    let caps = find(&|hints| hints.caps = FI_TAGGED).unwrap();
-    assert_eq!(caps & (FI_MSG | FI_RMA | FI_TAGGED | FI_SEND | FI_RECV), FI_TAGGED | FI_SEND | FI_RECV);
-    let kinds: [&dyn Fn(&mut fi_info); 6] = [
+    let (newest, before_modes) = (library.version(), make_version(1, 4));
+    let (messages, one_sided) = (FI_MSG | FI_TAGGED, FI_RMA | FI_ATOMIC);
+    let primary = |found: Result<(u64, i32), i32>| {
+        found.map(|(caps, mode)| (caps & (messages | one_sided), mode)).unwrap()
+    };
+    // SAFETY: the attributes exist, here and below.
+    let knows = |mode, caps| {
+        move |hints: &mut fi_info| unsafe {
+            (hints.caps, (*hints.domain_attr).mr_mode) = (caps, mode);
+        }
+    };
+    // An application that does not know this kind of registered memory gets no operations on it.
+    assert_eq!(primary(find(newest, &|_| {})), (messages, 0));
+    assert_eq!(primary(find(newest, &knows(FI_MR_LOCAL | FI_MR_PROV_KEY, 0))), (messages, 0));
+    for mode in [MEMORY, MEMORY | FI_MR_LOCAL | FI_MR_ENDPOINT] {
+        assert_eq!(primary(find(newest, &knows(mode, 0))), (messages | one_sided, MEMORY));
+        assert_eq!(primary(find(newest, &knows(mode, FI_RMA))), (FI_RMA, MEMORY));
+    }
+    // Of the kinds before the list of modes, this is the basic one.
+    assert_eq!(primary(find(newest, &knows(FI_MR_BASIC, FI_ATOMIC))), (FI_ATOMIC, FI_MR_BASIC));
+    assert_eq!(primary(find(before_modes, &knows(0, FI_RMA))), (FI_RMA, FI_MR_BASIC));
+    let (caps, mode) = find(newest, &|hints| hints.caps = FI_TAGGED).unwrap();
+    assert_eq!(caps & (messages | one_sided | FI_SEND | FI_RECV), FI_TAGGED | FI_SEND | FI_RECV);
+    assert_eq!(mode, 0);
+    let kinds: [&dyn Fn(&mut fi_info); 8] = [
         &|hints| hints.caps = FI_HMEM,
         &|hints| hints.caps = FI_TRIGGER,
         // Without knowing what registered memory is like.
         &|hints| hints.caps = FI_RMA,
-        // SAFETY: the attributes exist.
+        &knows(MEMORY & !FI_MR_PROV_KEY, FI_ATOMIC),
+        &knows(FI_MR_SCALABLE, FI_TAGGED | FI_RMA),
+        // SAFETY: as above.
         &|hints| unsafe { (*hints.ep_attr).r#type = FI_EP_MSG },
         // SAFETY: as above.
         &|hints| unsafe { (*hints.tx_attr).inject_size = 1 << 20 },
@@ -418,6 +443,6 @@ fn hints_that_do_not_fit_find_nothing() {
         &|hints| unsafe { (*hints.domain_attr).cq_data_size = 9 },
     ];
     for kind in kinds {
-        assert_eq!(find(kind), Err(FI_ENODATA));
+        assert_eq!(find(newest, kind), Err(FI_ENODATA));
     }
 }

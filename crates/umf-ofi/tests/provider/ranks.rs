@@ -8,7 +8,7 @@ use std::ptr::{null, null_mut};
 
 use libfabric_sys::*;
 
-const ADDRESS: usize = 64;
+pub(crate) const ADDRESS: usize = 64;
 const ROLE: &str = "TESTS_UMF_OFI_ROLE";
 
 #[track_caller]
@@ -30,42 +30,96 @@ pub(crate) struct Completion {
     pub excess: usize,
 }
 
+/// What an application knows of registered memory.
+pub(crate) const MEMORY: i32 = FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
+
+/// Returns the first entry for a node and a service with the provider of the tests, or the error.
+/// The caller frees it.
+pub(crate) fn find(
+    library: &Library,
+    version: u32,
+    (node, service, flags): (Option<&CStr>, Option<&CStr>, u64),
+    change: impl FnOnce(&mut fi_info),
+) -> Result<*mut fi_info, i32> {
+    let (text, mut info) = (|text: Option<&CStr>| text.map_or(null(), CStr::as_ptr), null_mut());
+    // SAFETY: the library allocates entries with their attributes; the calls have the arguments that
+    // the interface requires.
+    unsafe {
+        let hints = library.fi_allocinfo();
+        (*(*hints).fabric_attr).prov_name = libc::strdup(c"umf".as_ptr());
+        change(&mut *hints);
+        let (node, service) = (text(node), text(service));
+        let found = library.fi_getinfo(version, node, service, flags, hints, &raw mut info);
+        library.fi_freeinfo(hints);
+        if found < 0 {
+            return Err(-found);
+        }
+        assert_eq!(CStr::from_ptr((*(*info).fabric_attr).prov_name), c"umf");
+    }
+    Ok(info)
+}
+
 /// An endpoint with all that it needs.
 pub(crate) struct Endpoint {
+    pub fabric: *mut fid_fabric,
     pub domain: *mut fid_domain,
     pub queue: *mut fid_cq,
+    pub vector: *mut fid_av,
     pub endpoint: *mut fid_ep,
-    others: Vec<*mut fid>,
 }
 
 impl Endpoint {
-    pub(crate) fn open(library: &Library, progress: fi_progress) -> Self {
-        let (mut info, mut fabric, mut domain) = (null_mut(), null_mut(), null_mut());
+    /// Opens an endpoint whose queue waits with a kind of object.
+    pub(crate) fn open(library: &Library, progress: fi_progress, wait: fi_wait_obj) -> Self {
+        let change = |hints: &mut fi_info| {
+            // SAFETY: the attributes exist.
+            let domain = unsafe { &mut *hints.domain_attr };
+            (domain.data_progress, domain.mr_mode) = (progress, MEMORY);
+        };
+        let info = find(library, library.version(), (None, None, 0), change).unwrap();
+        let endpoint = Self::of_entry(library, info, wait).unwrap();
+        // SAFETY: the entry is not used again.
+        unsafe { library.fi_freeinfo(info) };
+        assert_eq!(endpoint.try_enable(), -FI_ENOAV);
+        endpoint
+    }
+
+    /// Opens the endpoint of an entry, or returns the error.
+    pub(crate) fn of_entry(library: &Library, info: *mut fi_info, wait: fi_wait_obj) -> Result<Self, i32> {
+        let (mut fabric, mut domain) = (null_mut(), null_mut());
         let (mut queue, mut vector, mut endpoint) = (null_mut(), null_mut(), null_mut());
-        let version = library.version();
         // SAFETY: the calls have the arguments that the interface requires.
         unsafe {
-            let hints = library.fi_allocinfo();
-            (*(*hints).fabric_attr).prov_name = libc::strdup(c"umf".as_ptr());
-            (*(*hints).domain_attr).data_progress = progress;
-            succeeds(library.fi_getinfo(version, null(), null(), 0, hints, &raw mut info));
-            library.fi_freeinfo(hints);
-            assert_eq!(CStr::from_ptr((*(*info).fabric_attr).prov_name), c"umf");
             succeeds(library.fi_fabric((*info).fabric_attr, &raw mut fabric, null_mut()));
             succeeds(fi_domain(fabric, info, &raw mut domain, null_mut()));
+            let opened = fi_endpoint(domain, info, &raw mut endpoint, null_mut());
+            if opened < 0 {
+                succeeds(fi_close(domain.cast()));
+                succeeds(fi_close(fabric.cast()));
+                return Err(-opened);
+            }
             let mut attributes =
-                fi_cq_attr { format: FI_CQ_FORMAT_TAGGED, wait_obj: FI_WAIT_UNSPEC, ..fi_cq_attr::ZERO };
+                fi_cq_attr { format: FI_CQ_FORMAT_TAGGED, wait_obj: wait, ..fi_cq_attr::ZERO };
             succeeds(fi_cq_open(domain, &raw mut attributes, &raw mut queue, null_mut()));
             let mut attributes = fi_av_attr { r#type: FI_AV_TABLE, ..fi_av_attr::ZERO };
             succeeds(fi_av_open(domain, &raw mut attributes, &raw mut vector, null_mut()));
-            succeeds(fi_endpoint(domain, info, &raw mut endpoint, null_mut()));
-            assert_eq!(fi_enable(endpoint), -FI_ENOAV);
-            succeeds(fi_ep_bind(endpoint, queue.cast(), FI_TRANSMIT | FI_RECV));
-            succeeds(fi_ep_bind(endpoint, vector.cast(), 0));
-            succeeds(fi_enable(endpoint));
-            library.fi_freeinfo(info);
         }
-        Self { domain, queue, endpoint, others: vec![vector.cast(), domain.cast(), fabric.cast()] }
+        Ok(Self { fabric, domain, queue, vector, endpoint })
+    }
+
+    fn try_enable(&self) -> i32 {
+        // SAFETY: the endpoint is open.
+        unsafe { fi_enable(self.endpoint) }
+    }
+
+    /// Binds the queue and the address vector, and enables the endpoint.
+    pub(crate) fn enable(&self) {
+        // SAFETY: the objects are open.
+        unsafe {
+            succeeds(fi_ep_bind(self.endpoint, self.queue.cast(), FI_TRANSMIT | FI_RECV));
+            succeeds(fi_ep_bind(self.endpoint, self.vector.cast(), 0));
+        }
+        succeeds(self.try_enable());
     }
 
     pub(crate) fn name(&self) -> [u8; ADDRESS] {
@@ -80,16 +134,34 @@ impl Endpoint {
         name
     }
 
+    /// Exchanges addresses with the test.
+    pub(crate) fn meet(&self) {
+        let name: String = self.name().iter().map(|byte| format!("{byte:02x}")).collect();
+        println!("name {name}");
+        let names: Vec<[u8; ADDRESS]> = read_line()
+            .split_whitespace()
+            .map(|text| std::array::from_fn(|at| u8::from_str_radix(&text[2 * at..2 * at + 2], 16).unwrap()))
+            .collect();
+        self.insert(&names);
+    }
+
+    /// Makes this the only address.
+    pub(crate) fn insert_itself(&self) {
+        self.insert(&[self.name()]);
+    }
+
+    /// Inserts the first addresses.
     pub(crate) fn insert(&self, names: &[[u8; ADDRESS]]) {
         let mut numbers = vec![0; names.len()];
         // SAFETY: as many addresses as numbers.
         let inserted = unsafe {
-            let (names, numbers) = (names.as_ptr().cast(), numbers.as_mut_ptr());
-            fi_av_insert(self.others[0].cast(), names, 2, numbers, 0, null_mut())
+            let first = names.as_ptr().cast();
+            fi_av_insert(self.vector, first, names.len(), numbers.as_mut_ptr(), 0, null_mut())
         };
-        assert_eq!((inserted, &numbers[..]), (2, &[0, 1][..]));
+        assert_eq!(inserted as usize, names.len());
+        assert!(numbers.iter().copied().eq(0..names.len() as u64), "{numbers:?}");
         // SAFETY: no address is read.
-        let none = unsafe { fi_av_insert(self.others[0].cast(), null(), 1, null_mut(), 0, null_mut()) };
+        let none = unsafe { fi_av_insert(self.vector, null(), 1, null_mut(), 0, null_mut()) };
         assert_eq!(none, -FI_EINVAL);
     }
 
@@ -167,13 +239,27 @@ impl Endpoint {
         received
     }
 
+    /// Receives a message, and leaves out completions of others.
+    pub(crate) fn receive_beside(&self, from: u64, tag: u64, into: &mut [u8]) {
+        self.post(2, from, tag, into);
+        while self.next().context != 2 {}
+    }
+
     pub(crate) fn close(self) {
+        self.close_with(&[]);
+    }
+
+    /// Closes it, and other objects of the domain that it uses.
+    pub(crate) fn close_with(self, others: &[*mut fid]) {
         // SAFETY: nothing is used afterwards.
         unsafe {
             assert_eq!(fi_close(self.domain.cast()), -FI_EBUSY);
             succeeds(fi_close(self.endpoint.cast()));
+            for object in others {
+                succeeds(fi_close(*object));
+            }
             succeeds(fi_close(self.queue.cast()));
-            for object in self.others {
+            for object in [self.vector.cast(), self.domain.cast(), self.fabric.cast()] {
                 succeeds(fi_close(object));
             }
         }
@@ -205,6 +291,14 @@ pub(crate) struct Rank {
 }
 
 impl Rank {
+    /// Starts a process that runs a test in a role.
+    pub(crate) fn start(test: &str, folder: &Path, role: usize) -> Self {
+        let mut child = process(test, folder, role);
+        let mut child = child.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let (input, output) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+        Self { child, input, output: BufReader::new(output) }
+    }
+
     /// Returns the rest of the next line that begins with a word.
     pub(crate) fn line(&mut self, word: &str) -> String {
         loop {
@@ -230,6 +324,16 @@ impl Rank {
     }
 }
 
+/// Runs a test in a process of its own. Returns whether this is that process.
+pub(crate) fn is_alone(test: &str) -> bool {
+    if role().is_none() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(process(test, folder.path(), 0).status().unwrap().success());
+        return false;
+    }
+    true
+}
+
 /// Returns a process that runs a test in a role, with the provider in a folder.
 pub(crate) fn process(test: &str, folder: &Path, role: usize) -> Command {
     let program = std::env::current_exe().unwrap();
@@ -246,12 +350,7 @@ pub(crate) fn process(test: &str, folder: &Path, role: usize) -> Command {
 
 /// Starts two processes with this test, and tells each the addresses of both.
 pub(crate) fn start(test: &str, folder: &tempfile::TempDir) -> [Rank; 2] {
-    let mut ranks = [0, 1].map(|rank| {
-        let mut child = process(test, folder.path(), rank);
-        let mut child = child.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        let (input, output) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
-        Rank { child, input, output: BufReader::new(output) }
-    });
+    let mut ranks = [0, 1].map(|rank| Rank::start(test, folder.path(), rank));
     let names: Vec<_> = ranks.iter_mut().map(|rank| rank.line("name ")).collect();
     for rank in &mut ranks {
         rank.tell(&names.join(" "));
@@ -271,14 +370,17 @@ pub(crate) fn meet(library: &Library) -> Endpoint {
 }
 
 pub(crate) fn meet_with(library: &Library, progress: fi_progress) -> Endpoint {
-    let endpoint = Endpoint::open(library, progress);
-    let name: String = endpoint.name().iter().map(|byte| format!("{byte:02x}")).collect();
-    println!("name {name}");
-    let names: Vec<[u8; ADDRESS]> = read_line()
-        .split_whitespace()
-        .map(|text| std::array::from_fn(|at| u8::from_str_radix(&text[2 * at..2 * at + 2], 16).unwrap()))
-        .collect();
-    endpoint.insert(&names);
+    let endpoint = Endpoint::open(library, progress, FI_WAIT_UNSPEC);
+    endpoint.enable();
+    endpoint.meet();
+    endpoint
+}
+
+/// Opens an endpoint that sends to itself.
+pub(crate) fn open_alone(library: &Library, wait: fi_wait_obj) -> Endpoint {
+    let endpoint = Endpoint::open(library, FI_PROGRESS_UNSPEC, wait);
+    endpoint.enable();
+    endpoint.insert_itself();
     endpoint
 }
 
