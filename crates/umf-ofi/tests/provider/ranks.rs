@@ -42,8 +42,8 @@ pub(crate) fn find(
     change: impl FnOnce(&mut fi_info),
 ) -> Result<*mut fi_info, i32> {
     let (text, mut info) = (|text: Option<&CStr>| text.map_or(null(), CStr::as_ptr), null_mut());
-    // SAFETY: the library allocates entries with their attributes; the calls have the arguments that
-    // the interface requires.
+    // SAFETY: the library allocates entries with their attributes. The calls have the arguments
+    // that the interface requires.
     unsafe {
         let hints = library.fi_allocinfo();
         (*(*hints).fabric_attr).prov_name = libc::strdup(c"umf".as_ptr());

@@ -255,7 +255,7 @@ fn counters_are_waited_for_by_calls_and_descriptors() {
         assert!(may_wait() && read() == 0);
         println!("read");
         assert_eq!(read_line().trim(), "look");
-        // Another object makes the progress, and takes what made the endpoint's descriptor readable.
+        // Another object makes the progress, and takes what made the mesh's descriptor readable.
         assert!(!endpoint.may_wait([endpoint.queue.cast()]) && is_readable(fd, 0));
         assert_eq!(endpoint.next().context, 2);
         for _ in 0..3 {
