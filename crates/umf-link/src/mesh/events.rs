@@ -2,7 +2,8 @@
 //! [`Mesh`], for programs that wait with `poll(2)`.
 //!
 //! It is an epoll set with the socket of each link, which its process makes readable
-//! ([`Channel::request_event`]), and an eventfd, which the thread that accepts links makes readable.
+//! ([`Channel::request_event`]), and an eventfd, which the thread that accepts links makes
+//! readable.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 use std::os::fd::{AsFd, BorrowedFd};

@@ -68,8 +68,8 @@ impl Mesh {
         is_any
     }
 
-    /// Makes progress with all operations, before a thread waits. Returns whether there was anything
-    /// to do: then it may not be all.
+    /// Makes progress with all operations, before a thread waits. Returns whether there was
+    /// anything to do: then it may not be all.
     pub(super) fn progress_all(&mut self) -> bool {
         let calls = self.sends.len().div_ceil(OFFERED).max(1);
         (0..calls).any(|_| self.progress())

@@ -409,10 +409,11 @@ fn hints_that_do_not_fit_find_nothing() {
     let primary = |found: Result<(u64, i32), i32>| {
         found.map(|(caps, mode)| (caps & (messages | one_sided), mode)).unwrap()
     };
-    // SAFETY: the attributes exist, here and below.
     let knows = |mode, caps| {
-        move |hints: &mut fi_info| unsafe {
-            (hints.caps, (*hints.domain_attr).mr_mode) = (caps, mode);
+        move |hints: &mut fi_info| {
+            // SAFETY: the attributes exist.
+            let domain = unsafe { &mut *hints.domain_attr };
+            (hints.caps, domain.mr_mode) = (caps, mode);
         }
     };
     // An application that does not know this kind of registered memory gets no operations on it.
@@ -435,7 +436,7 @@ fn hints_that_do_not_fit_find_nothing() {
         &|hints| hints.caps = FI_RMA,
         &knows(MEMORY & !FI_MR_PROV_KEY, FI_ATOMIC),
         &knows(FI_MR_SCALABLE, FI_TAGGED | FI_RMA),
-        // SAFETY: as above.
+        // SAFETY: the attributes exist.
         &|hints| unsafe { (*hints.ep_attr).r#type = FI_EP_MSG },
         // SAFETY: as above.
         &|hints| unsafe { (*hints.tx_attr).inject_size = 1 << 20 },

@@ -42,8 +42,8 @@ pub(crate) fn find(
     change: impl FnOnce(&mut fi_info),
 ) -> Result<*mut fi_info, i32> {
     let (text, mut info) = (|text: Option<&CStr>| text.map_or(null(), CStr::as_ptr), null_mut());
-    // SAFETY: the library allocates entries with their attributes; the calls have the arguments that
-    // the interface requires.
+    // SAFETY: the library allocates entries with their attributes. The calls have the arguments
+    // that the interface requires.
     unsafe {
         let hints = library.fi_allocinfo();
         (*(*hints).fabric_attr).prov_name = libc::strdup(c"umf".as_ptr());
@@ -283,10 +283,10 @@ pub(crate) fn library(test: &str) -> Option<Library> {
     }
 }
 
-/// A process with an endpoint.
+/// A process with an endpoint. Dropping it kills the process.
 pub(crate) struct Rank {
     pub child: Child,
-    input: ChildStdin,
+    input: Option<ChildStdin>,
     output: BufReader<ChildStdout>,
 }
 
@@ -295,7 +295,7 @@ impl Rank {
     pub(crate) fn start(test: &str, folder: &Path, role: usize) -> Self {
         let mut child = process(test, folder, role);
         let mut child = child.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        let (input, output) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+        let (input, output) = (child.stdin.take(), child.stdout.take().unwrap());
         Self { child, input, output: BufReader::new(output) }
     }
 
@@ -313,14 +313,22 @@ impl Rank {
     }
 
     pub(crate) fn tell(&mut self, line: &str) {
-        writeln!(self.input, "{line}").unwrap();
+        writeln!(self.input.as_mut().unwrap(), "{line}").unwrap();
     }
 
     pub(crate) fn ends_well(mut self) {
-        drop(self.input);
+        self.input = None;
         let mut rest = String::new();
         std::io::Read::read_to_string(&mut self.output, &mut rest).unwrap();
         assert!(self.child.wait().unwrap().success(), "{rest}");
+    }
+}
+
+impl Drop for Rank {
+    fn drop(&mut self) {
+        // It has ended, unless the test has failed.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 

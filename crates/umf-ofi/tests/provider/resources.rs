@@ -1,4 +1,5 @@
-//! Descriptors and mappings: what is left after all is closed, in children, and without descriptors.
+//! Descriptors and mappings: what is left after all is closed, and in children; opening without
+//! descriptors.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::RawFd;

@@ -43,6 +43,7 @@ fn client_finds_the_server_of_a_service() {
         server.tell(&service);
         server.line("ready");
         client.tell(&service);
+        client.line("done");
         server.line("closed");
         client.tell("closed");
         return [server, client].into_iter().for_each(Rank::ends_well);
@@ -117,6 +118,7 @@ fn client_finds_the_server_of_a_service() {
         }
     }
     client.send(0, 3, b"end");
+    println!("done");
     assert_eq!(read_line().trim(), "closed");
     // Another process can serve when the server has ended.
     let server = serve().unwrap();
