@@ -15,11 +15,13 @@
 //! | [`collector`] | release of a dead producer's memory, at one slot |
 //! | [`lanes`] | messages and requests of ranks whose lanes are full |
 //! | [`leases`] | opens, closes, frees and kills at one ledger slot |
+//! | [`remote`] | validated reads and granted writes of a block on another machine |
 //! | [`tickets`] | sends, claims, releases, frees and kills of handles in transit, at one slot |
 
 pub mod collector;
 pub mod lanes;
 pub mod leases;
+pub mod remote;
 pub mod tickets;
 
 use std::fmt;
