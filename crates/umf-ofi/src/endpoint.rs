@@ -150,9 +150,9 @@ static OPS: fi_ops_ep = fi_ops_ep {
 };
 static NAMES: fi_ops_cm = fi_ops_cm { getname: Some(name), ..fi_ops_cm::UNSUPPORTED };
 
-/// Makes the mesh of an endpoint. The address of an entry is that of a service, or one for the first
-/// endpoint of the entry. No address is used twice: to peers, the end of its endpoint is the end of
-/// the address.
+/// Makes the mesh of an endpoint. The address of an entry is that of a service, or one for the
+/// first endpoint of the entry. No address is used twice: to peers, the end of its endpoint is the
+/// end of the address.
 fn make_mesh(builder: &LinkBuilder, wanted: Option<LinkAddress>) -> umf_link::Result<Mesh> {
     static USED: Mutex<BTreeSet<[u8; ADDRESS_SIZE]>> = Mutex::new(BTreeSet::new());
     match wanted {

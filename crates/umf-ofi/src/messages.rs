@@ -239,9 +239,10 @@ impl Receiving {
 /// Looks for a message, and reports it or that there is none.
 fn peek(state: &mut State, operation: &Operation, wanted: &Wanted, flags: u64, claim: u64) {
     let is_kept = flags & (FI_CLAIM | FI_DISCARD) != 0;
-    // The completion is there at once, so that reading the queue makes no progress.
-    state.mesh.progress();
     let message = state.mesh.peek(wanted, is_kept.then_some(claim));
+    // For the next call: the completion of this one is there at once, so that reading the queue
+    // makes no progress. Not before, since MPICH needs to find what the latest read has found.
+    state.mesh.progress();
     state.report_completions();
     if message.is_some() && flags & FI_DISCARD != 0 {
         state.mesh.discard_claimed(claim);

@@ -1,8 +1,8 @@
 //! Validated reads, and granted writes, of a block on another machine.
 //!
 //! A producer allocates, frees, trims and ends, at one block of two pieces and its slot in the
-//! ledger. An importer reads the pieces over the fabric, then the nonce and the generation, and takes
-//! the data only if both are those of its handle. With a grant it writes.
+//! ledger. An importer reads the pieces over the fabric, then the nonce and the generation, and
+//! takes the data only if both are those of its handle. With a grant it writes.
 //!
 //! # Abstractions
 //!
@@ -32,8 +32,8 @@ pub enum Rule {
     CompareNonce,
     /// The generation is compared. Left out: only the nonce.
     CompareGeneration,
-    /// The generation grows before the memory is used again. Left out: when the next block is handed
-    /// out.
+    /// The generation grows before the memory is used again. Left out: when the next block is
+    /// handed out.
     RetireFirst,
     /// A registration ends before its pages are punched. Left out: it stays.
     UnregisterBeforeTrim,

@@ -37,9 +37,11 @@ use receive::{Fetch, Posted};
 use send::PendingSend;
 pub use transfer::{RegionKey, Registrar, Transferring};
 
-/// The longest message in a ring, in lengths of [`LinkSettings::eager_max`](crate::LinkSettings::eager_max). An offer is answered by
-/// the next call of [`Mesh::progress`], and its end is seen by a later one, which takes longer than
-/// to copy twice.
+/// The longest message in a ring is this many times [`eager_max`] long. An offer is answered by the
+/// next call of [`Mesh::progress`], and its end is seen by a later one, which takes longer than to
+/// copy twice.
+///
+/// [`eager_max`]: crate::LinkSettings::eager_max
 const EAGER: usize = 4;
 /// The token of operations without a completion.
 const NO_COMPLETION: u64 = u64::MAX;

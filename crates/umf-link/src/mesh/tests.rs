@@ -453,8 +453,8 @@ fn messages_that_were_read_by_a_wait_keep_their_order() {
     }
 }
 
-/// Two processes that connect to each other at a time have two links, and each may wait for an answer
-/// over its own one.
+/// Two processes that connect to each other at a time have two links, and each may wait for an
+/// answer over its own one.
 #[test]
 fn call_that_waits_answers_requests_over_links_that_are_made_meanwhile() {
     let (mut one, mut other, to_other, _) = pair();
