@@ -29,13 +29,23 @@ pub fn has_room(test: &str) -> bool {
     has_room
 }
 
-/// Returns the path of the library, which cargo builds beside the tests.
+/// Returns the path of the library. It is a copy of what cargo builds beside the tests, since a
+/// test that runs at the same time may have cargo link it again.
 pub fn library() -> &'static Path {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
     LIBRARY.get_or_init(|| {
         let beside = std::env::current_exe().unwrap().with_file_name("libumf_proxy.so");
-        assert!(beside.exists(), "{} is not there", beside.display());
-        beside
+        let name = |id: u32| Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("libumf_proxy.{id}.so"));
+        let (copy, own) = (name(0), name(std::process::id()));
+        let end = Instant::now() + Duration::from_secs(120);
+        loop {
+            // Another process may use the former copy.
+            match std::fs::copy(&beside, &own).and_then(|_| std::fs::rename(&own, &copy)) {
+                Ok(()) => return copy,
+                Err(error) if Instant::now() > end => panic!("{}: {error}", beside.display()),
+                Err(_) => std::thread::sleep(Duration::from_millis(50)),
+            }
+        }
     })
 }
 
