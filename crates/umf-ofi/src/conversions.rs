@@ -105,7 +105,14 @@ pub(crate) fn refuse(what: &'static str, error: &Error) -> isize {
     -(error_number(error) as isize)
 }
 
-/// Returns the text of a positive error number.
-pub(crate) fn text_of_error(number: c_int) -> String {
-    libraries().last().map_or_else(|| format!("error {number}"), |library| library.text_of(number))
+/// Copies the text of a positive error number as [`copy_text`]. Returns the buffer.
+///
+/// # Safety
+/// As [`copy_text`].
+pub(crate) unsafe fn copy_text_of_error(number: c_int, buffer: *mut c_char, length: usize) -> *const c_char {
+    let text =
+        libraries().last().map_or_else(|| format!("error {number}"), |library| library.text_of(number));
+    // SAFETY: by this function's contract.
+    unsafe { copy_text(&text, buffer, length) };
+    buffer
 }

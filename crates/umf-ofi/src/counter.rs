@@ -3,13 +3,12 @@
 use core::ffi::{c_int, c_void};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
 
 use libfabric_sys::*;
 
 use crate::domain::{Domain, DomainObject};
 use crate::object::{Boxed, closed_by};
-use crate::waiting::{BoundEndpoints, SLEEP, SPIN};
+use crate::waiting::BoundEndpoints;
 
 /// A number of operations.
 #[derive(Debug, Default)]
@@ -176,26 +175,16 @@ unsafe extern "C" fn set_failed(counter: *mut fid_cntr, value: u64) -> c_int {
 unsafe extern "C" fn wait(counter: *mut fid_cntr, threshold: u64, timeout: c_int) -> c_int {
     // SAFETY: an open counter.
     let part = unsafe { CounterObject::part(counter) };
-    let (start, failed) = (Instant::now(), part.failed.get());
-    let limit = u64::try_from(timeout).ok().map(Duration::from_millis);
+    let failed = part.failed.get();
     let result = || {
         if part.ended.read() >= threshold {
             return Some(FI_SUCCESS);
         }
         (part.failed.read() != failed).then_some(-FI_EAVAIL)
     };
-    loop {
+    let attempt = || {
         part.endpoints.progress();
-        if let Some(result) = result() {
-            return result;
-        }
-        let passed = start.elapsed();
-        let left = limit.map(|limit| limit.saturating_sub(passed));
-        if left.is_some_and(|left| left.is_zero()) {
-            return -FI_ETIMEDOUT;
-        }
-        if passed > SPIN {
-            part.endpoints.sleep(left.unwrap_or(SLEEP), || result().is_some());
-        }
-    }
+        result()
+    };
+    part.endpoints.wait(timeout, attempt, || result().is_some()).unwrap_or(-FI_ETIMEDOUT)
 }

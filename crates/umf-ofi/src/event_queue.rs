@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use libfabric_sys::*;
 
-use crate::conversions::{self, copy_text};
+use crate::conversions;
 use crate::fabric::{Fabric, FabricObject};
 use crate::object::{Boxed, closed_by};
 use crate::waiting::{self, Descriptor, lock};
@@ -173,6 +173,5 @@ unsafe extern "C" fn text_of_error(
     length: usize,
 ) -> *const c_char {
     // SAFETY: by the interface.
-    unsafe { copy_text(&conversions::text_of_error(number), buffer, length) };
-    buffer
+    unsafe { conversions::copy_text_of_error(number, buffer, length) }
 }

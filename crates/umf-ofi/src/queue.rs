@@ -4,16 +4,15 @@ use core::ffi::{c_char, c_int, c_void};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
 
 use libfabric_sys::*;
 
-use crate::conversions::{self, copy_text};
+use crate::conversions;
 use crate::domain::{Domain, DomainObject};
 use crate::endpoint::Endpoint;
 use crate::object::{Boxed, closed_by};
 use crate::serial::Serial;
-use crate::waiting::{BoundEndpoints, SLEEP, SPIN};
+use crate::waiting::BoundEndpoints;
 
 /// The first version with `src_addr` in errors, and with `err_data_size`.
 const WITH_SOURCE: u32 = make_version(1, 20);
@@ -281,27 +280,14 @@ unsafe extern "C" fn read_from_or_wait(
     if !part.endpoints.can_wait() {
         return -(FI_ENOSYS as isize);
     }
-    let start = Instant::now();
-    let limit = u64::try_from(timeout).ok().map(Duration::from_millis);
-    loop {
+    let again = -(FI_EAGAIN as isize);
+    let attempt = || {
         // SAFETY: by the interface.
         let taken = unsafe { read_from(queue, buffer, count, sources) };
-        if taken != -(FI_EAGAIN as isize) {
-            return taken;
-        }
-        if part.is_signalled.swap(false, Ordering::AcqRel) {
-            return taken;
-        }
-        let passed = start.elapsed();
-        let left = limit.map(|limit| limit.saturating_sub(passed));
-        if left.is_some_and(|left| left.is_zero()) {
-            return taken;
-        }
-        if passed > SPIN {
-            let has_news = || !part.is_empty() || part.is_signalled.load(Ordering::SeqCst);
-            part.endpoints.sleep(left.unwrap_or(SLEEP), has_news);
-        }
-    }
+        (taken != again || part.is_signalled.swap(false, Ordering::AcqRel)).then_some(taken)
+    };
+    let has_news = || !part.is_empty() || part.is_signalled.load(Ordering::SeqCst);
+    part.endpoints.wait(timeout, attempt, has_news).unwrap_or(again)
 }
 
 unsafe extern "C" fn signal(queue: *mut fid_cq) -> c_int {
@@ -355,6 +341,5 @@ unsafe extern "C" fn text_of_error(
     length: usize,
 ) -> *const c_char {
     // SAFETY: by the interface.
-    unsafe { copy_text(&conversions::text_of_error(number), buffer, length) };
-    buffer
+    unsafe { conversions::copy_text_of_error(number, buffer, length) }
 }

@@ -5,7 +5,7 @@ use core::ffi::{c_int, c_void};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use libfabric_sys::*;
 use rustix::event::{EventfdFlags, epoll, eventfd};
@@ -20,9 +20,9 @@ use crate::queue::QueueObject;
 use crate::serial::Serial;
 
 /// How long a thread polls before it sleeps.
-pub(crate) const SPIN: Duration = Duration::from_micros(50);
+const SPIN: Duration = Duration::from_micros(50);
 /// The longest sleep. Of several endpoints a thread sleeps on one.
-pub(crate) const SLEEP: Duration = Duration::from_millis(25);
+const SLEEP: Duration = Duration::from_millis(25);
 const SLEEP_OF_SEVERAL: Duration = Duration::from_micros(200);
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -198,9 +198,34 @@ impl BoundEndpoints {
         }
     }
 
+    /// Attempts until there is a result, or until `timeout` milliseconds have passed if that is not
+    /// negative. `has_news` returns whether an attempt would have a result without progress.
+    pub(crate) fn wait<T>(
+        &self,
+        timeout: c_int,
+        mut attempt: impl FnMut() -> Option<T>,
+        has_news: impl Fn() -> bool,
+    ) -> Option<T> {
+        let start = Instant::now();
+        let limit = u64::try_from(timeout).ok().map(Duration::from_millis);
+        loop {
+            if let Some(result) = attempt() {
+                return Some(result);
+            }
+            let passed = start.elapsed();
+            let left = limit.map(|limit| limit.saturating_sub(passed));
+            if left.is_some_and(|left| left.is_zero()) {
+                return None;
+            }
+            if passed > SPIN {
+                self.sleep(left.unwrap_or(SLEEP), &has_news);
+            }
+        }
+    }
+
     /// Sleeps until there may be something, for at most `most`. `has_news` returns whether there is
     /// something already.
-    pub(crate) fn sleep(&self, most: Duration, has_news: impl FnOnce() -> bool) {
+    fn sleep(&self, most: Duration, has_news: impl FnOnce() -> bool) {
         let (most, sleeper) = {
             // The lock is held while the endpoint is used, which is removed before it is closed.
             let endpoints = self.endpoints.lock();
