@@ -25,7 +25,9 @@ impl Nonce {
             .then_some(Self(bytes))
     }
 
-    pub(crate) const fn as_bytes(&self) -> &[u8; 16] {
+    /// Returns the bytes.
+    #[must_use]
+    pub const fn as_bytes(&self) -> &[u8; 16] {
         &self.0
     }
 

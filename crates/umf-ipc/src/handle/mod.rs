@@ -151,6 +151,13 @@ impl Handle {
         BootHalf(self.u64_at(codec::BOOT_ID))
     }
 
+    /// Returns whether the handle was made on this machine since it was booted. `true` if the id of
+    /// the boot is not known here or there.
+    #[must_use]
+    pub fn is_of_this_boot(&self) -> bool {
+        !crate::identity::boot_id().half().contradicts(self.boot())
+    }
+
     /// Returns the inode of the producer's pid namespace, 0 if it could not be read.
     #[must_use]
     pub fn pid_namespace(&self) -> u64 {

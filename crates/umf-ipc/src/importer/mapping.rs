@@ -142,6 +142,41 @@ impl<'i> Mapping<'i> {
         self
     }
 
+    /// Gives up the lease. The mapping stays, but once the block is freed its memory may be used
+    /// again, and the mapping then shows other content.
+    #[must_use]
+    pub fn without_lease(mut self) -> Self {
+        if self.release_lease() {
+            self.importer.sweep(true);
+        }
+        self
+    }
+
+    /// Releases the lease, if there is one. Returns whether memory of a dead producer is to be
+    /// released after the mapping was closed.
+    fn release_lease(&mut self) -> bool {
+        let Some(lease) = self.block.lease.take() else { return false };
+        // SAFETY: by `new`'s contract the lease is this mapping's; the pin keeps the importer's
+        // rows.
+        let is_collected = unsafe { lease.release() };
+        is_collected && self.region().producer.next_collection.is_due_after_close()
+    }
+
+    /// Returns the address of the 24 bytes that tell whether the block is current: the generation
+    /// of its slot, then the producer's nonce. They stay mapped as long as this mapping exists, and
+    /// the producer may write them at any time.
+    #[must_use]
+    pub const fn ledger_words(&self) -> NonNull<[AtomicU64; 3]> {
+        self.block.word.cast()
+    }
+
+    /// Returns whether the memory can be accessed by pointers alone: by the CPU, and without the
+    /// notices that some memory needs before and after an access.
+    #[must_use]
+    pub fn is_plain_memory(&self) -> bool {
+        self.is_host_accessible() && self.access_region().is_none()
+    }
+
     /// Returns whether writing is refused.
     #[must_use]
     pub const fn is_read_only(&self) -> bool {
@@ -394,13 +429,7 @@ impl Drop for Mapping<'_> {
     #[inline]
     fn drop(&mut self) {
         failpoint!("lease.closing");
-        let mut is_due = false;
-        if let Some(lease) = self.block.lease {
-            // SAFETY: by `new`'s contract the lease is this mapping's; the pin keeps the importer's
-            // rows.
-            let is_collected = unsafe { lease.release() };
-            is_due = is_collected && self.region().producer.next_collection.is_due_after_close();
-        }
+        let is_due = self.release_lease();
         self.importer.pins().give_back(self.pin, thread::current());
         failpoint!("lease.given_back");
         if is_due {

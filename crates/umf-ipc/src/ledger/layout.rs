@@ -165,7 +165,7 @@ pub(crate) struct SlotWords {
 const CONTENT: usize = 10;
 
 const _: () = assert!(SLOT == 128 && size_of::<LedgerHeader>() <= HEADER_SIZE);
-const _: () = assert!(offset_of!(SlotWords, generation) == 0);
+const _: () = assert!(offset_of!(SlotWords, generation) == 0 && offset_of!(SlotWords, nonce) == 8);
 
 /// A slot's description of its export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,0 +1,398 @@
+//! [`Connection`]: makes sessions with one server, and waits for reads and calls.
+
+use core::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use umf_ipc::Handle;
+use umf_sync::fork;
+
+use super::session::{BlockKey, CallReply, Failure, Session};
+use crate::fabric::{Buffer, BufferPool, Queue};
+use crate::protocol::Request;
+use crate::route::Route;
+use crate::{Error, RemoteSettings, Result};
+
+/// How long a waiting thread looks for the end of its work before it sleeps.
+const SPIN: Duration = Duration::from_micros(30);
+/// The longest sleep: another thread may have taken the entry that ends this one's work.
+const SLEEP: Duration = Duration::from_millis(10);
+
+/// A connection to a server. Its session is made when it is needed, and again after it broke.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    route: Route,
+    pub settings: RemoteSettings,
+    state: Mutex<State>,
+    /// Threads that sleep.
+    sleepers: AtomicUsize,
+    generation: u32,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    session: Option<Session>,
+    /// The number of the session.
+    epoch: u64,
+    /// Why the last session ended.
+    last: Option<Failure>,
+}
+
+/// Work in a session.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ticket {
+    epoch: u64,
+    number: u64,
+}
+
+/// What has become of some work.
+enum Outcome<T> {
+    Pending(Arc<Queue>),
+    Ended(Result<T, Failure>),
+}
+
+/// A read in progress, which survives the loss of one session.
+#[derive(Debug)]
+pub(crate) struct ReadState {
+    pub handle: Handle,
+    pub offset: usize,
+    pub length: usize,
+    pub deadline: Instant,
+    ticket: Option<Ticket>,
+    /// Sessions in which it was lost.
+    losses: u32,
+}
+
+impl ReadState {
+    pub(crate) fn new(handle: Handle, offset: usize, length: usize, timeout: Duration) -> Self {
+        let deadline = Instant::now() + timeout;
+        Self { handle, offset, length, deadline, ticket: None, losses: 0 }
+    }
+}
+
+/// The data of a read, and where its buffer goes afterwards.
+pub(crate) type Landed = (Arc<Buffer>, Arc<BufferPool>);
+
+impl Connection {
+    pub(crate) fn new(route: Route, settings: RemoteSettings) -> Self {
+        let generation = fork::generation();
+        let (state, sleepers) = (Mutex::default(), AtomicUsize::new(0));
+        Self { route, settings, state, sleepers, generation }
+    }
+
+    pub(crate) fn address(&self) -> String {
+        self.route.address()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn check_process(&self) -> Result<()> {
+        if self.generation == fork::generation() { Ok(()) } else { Err(Error::Forked) }
+    }
+
+    /// Runs `begin` in a session, which is made if there is none.
+    fn begin(&self, deadline: Instant, begin: impl FnOnce(&mut Session) -> Result<u64>) -> Result<Ticket> {
+        self.check_process()?;
+        let mut state = self.lock();
+        if state.session.as_ref().is_some_and(Session::is_stale) {
+            state.session = None;
+        }
+        if state.session.is_none() {
+            state.session = Some(Session::connect(&self.route, &self.settings, deadline)?);
+            state.epoch += 1;
+        }
+        let epoch = state.epoch;
+        let Some(session) = state.session.as_mut() else { unreachable!("set above") };
+        Ok(Ticket { epoch, number: begin(session)? })
+    }
+
+    /// Ends a session that broke. Dropping it closes its endpoint, so that nothing is written into
+    /// its buffers any more.
+    fn end_if_broken(&self, state: &mut State) {
+        if let Some(failure) = state.session.as_mut().and_then(|session| session.broken.take()) {
+            tracing::debug!(address = %self.address(), ?failure, "a connection broke");
+            state.session = None;
+            state.last = Some(failure);
+            self.wake(state);
+        }
+    }
+
+    fn wake(&self, state: &State) {
+        if self.sleepers.load(Ordering::Acquire) > 0
+            && let Some(session) = &state.session
+        {
+            session.queue.wake();
+        }
+    }
+
+    /// Makes progress, and returns what has become of some work.
+    fn look<T>(
+        &self,
+        ticket: Ticket,
+        take: impl FnOnce(&mut Session, u64) -> Option<Result<T, Failure>>,
+    ) -> Outcome<T> {
+        let mut state = self.lock();
+        if state.epoch == ticket.epoch
+            && let Some(session) = state.session.as_mut()
+        {
+            session.progress();
+            if let Some(result) = take(session, ticket.number) {
+                self.end_if_broken(&mut state);
+                return Outcome::Ended(result);
+            }
+            self.end_if_broken(&mut state);
+            if let Some(session) = &state.session {
+                return Outcome::Pending(Arc::clone(&session.queue));
+            }
+        }
+        let failure = state.last.clone();
+        Outcome::Ended(Err(failure.unwrap_or_else(|| Failure::Lost("the connection was closed".to_owned()))))
+    }
+
+    /// Sleeps until something ends.
+    fn sleep(&self, ticket: Ticket, queue: &Queue, timeout: Duration) {
+        let mut done = Vec::new();
+        self.sleepers.fetch_add(1, Ordering::AcqRel);
+        let result = queue.wait(timeout.min(SLEEP), &mut done);
+        self.sleepers.fetch_sub(1, Ordering::AcqRel);
+        if done.is_empty() && result.is_ok() {
+            return;
+        }
+        let mut state = self.lock();
+        // Entries of a closed endpoint are of no session.
+        if state.epoch == ticket.epoch
+            && let Some(session) = state.session.as_mut()
+        {
+            session.handle(done);
+            if let Err(error) = result {
+                session.broken = Some(Failure::Own(error));
+            }
+            // They may be of other threads that sleep.
+            self.wake(&state);
+        }
+    }
+
+    /// Waits for some work.
+    fn wait<T>(
+        &self,
+        ticket: Ticket,
+        deadline: Instant,
+        mut take: impl FnMut(&mut Session, u64) -> Option<Result<T, Failure>>,
+    ) -> Result<Result<T, Failure>> {
+        let began = Instant::now();
+        loop {
+            match self.look(ticket, &mut take) {
+                Outcome::Ended(result) => return Ok(result),
+                Outcome::Pending(queue) => {
+                    let now = Instant::now();
+                    if now >= deadline {
+                        return Err(self.time_out(ticket));
+                    }
+                    if now.duration_since(began) < SPIN {
+                        std::thread::yield_now();
+                    } else {
+                        self.sleep(ticket, &queue, deadline - now);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Ends the session of work that lasts too long: nothing is written into its buffers any more.
+    fn time_out(&self, ticket: Ticket) -> Error {
+        let mut state = self.lock();
+        if state.epoch == ticket.epoch && state.session.take().is_some() {
+            state.last = Some(Failure::Lost("the producer did not answer in time".to_owned()));
+        }
+        Error::TimedOut { address: self.address(), timeout: self.settings.timeout }
+    }
+
+    /// Returns the error for a failure that is not tried again.
+    fn error(&self, failure: Failure, handle: &Handle) -> Error {
+        let address = self.address();
+        match failure {
+            Failure::Lost(reason) => Error::ProducerLost { address, reason },
+            Failure::ReadFailed(reason) => Error::KeyRefused { address, reason },
+            Failure::Stale(now) => Error::Stale {
+                pid: handle.pid(),
+                slot: handle.slot(),
+                generation: handle.generation(),
+                now,
+            },
+            Failure::NotGranted => {
+                let max = self.lock().session.as_ref().map_or(Duration::ZERO, |session| session.max_grant);
+                Error::NotGranted { address, max }
+            }
+            Failure::Refused(reason) => Error::Refused { address, reason },
+            Failure::Own(error) => error,
+        }
+    }
+
+    /// Begins a read.
+    pub(crate) fn start(&self, read: &mut ReadState) -> Result<()> {
+        let (handle, offset, length) = (read.handle, read.offset, read.length);
+        let ticket = self.begin(read.deadline, |session| session.begin_read(&handle, offset, length))?;
+        read.ticket = Some(ticket);
+        Ok(())
+    }
+
+    /// Takes the outcome of a read. `None`: it began again in another session.
+    fn settle(&self, read: &mut ReadState, result: Result<Landed, Failure>) -> Result<Option<Landed>> {
+        match result {
+            Ok(landed) => Ok(Some(landed)),
+            Err(Failure::Lost(_) | Failure::ReadFailed(_)) if read.losses == 0 => {
+                read.losses += 1;
+                self.start(read)?;
+                Ok(None)
+            }
+            Err(failure) => Err(self.error(failure, &read.handle)),
+        }
+    }
+
+    fn take_landed(session: &mut Session, number: u64) -> Option<Result<Landed, Failure>> {
+        let result = session.take_read(number)?;
+        Some(result.map(|buffer| (buffer, Arc::clone(&session.pool))))
+    }
+
+    /// Returns the data of a read, if it has ended.
+    pub(crate) fn poll_read(&self, read: &mut ReadState) -> Result<Option<Landed>> {
+        self.check_process()?;
+        let Some(ticket) = read.ticket else { return Ok(None) };
+        match self.look(ticket, Self::take_landed) {
+            Outcome::Ended(result) => self.settle(read, result),
+            Outcome::Pending(_) if Instant::now() >= read.deadline => Err(self.time_out(ticket)),
+            Outcome::Pending(_) => Ok(None),
+        }
+    }
+
+    /// Waits for the data of a read.
+    pub(crate) fn wait_read(&self, read: &mut ReadState) -> Result<Landed> {
+        self.check_process()?;
+        loop {
+            let Some(ticket) = read.ticket else {
+                self.start(read)?;
+                continue;
+            };
+            let result = self.wait(ticket, read.deadline, Self::take_landed)?;
+            if let Some(landed) = self.settle(read, result)? {
+                return Ok(landed);
+            }
+        }
+    }
+
+    /// Gives up a read.
+    pub(crate) fn forget(&self, read: &ReadState) {
+        if let Some(ticket) = read.ticket
+            && self.check_process().is_ok()
+        {
+            let mut state = self.lock();
+            if state.epoch == ticket.epoch
+                && let Some(session) = state.session.as_mut()
+            {
+                session.forget(ticket.number);
+            }
+        }
+    }
+
+    /// Notes a use of a block in the current session. Returns the session's number if the block is
+    /// known in it.
+    pub(crate) fn use_block(&self, handle: &Handle) -> Option<u64> {
+        let mut state = self.lock();
+        let epoch = state.epoch;
+        let session = state.session.as_mut()?;
+        session.use_block(BlockKey::of(handle)).then_some(epoch)
+    }
+
+    /// Ends a use in a session.
+    pub(crate) fn release_block(&self, epoch: u64, handle: &Handle) {
+        if self.check_process().is_err() {
+            return;
+        }
+        let mut state = self.lock();
+        if state.epoch == epoch
+            && let Some(session) = state.session.as_mut()
+        {
+            session.release_block(BlockKey::of(handle));
+        }
+    }
+
+    /// Returns whether a session of this number exists.
+    pub(crate) fn has_session(&self, epoch: u64) -> bool {
+        let state = self.lock();
+        state.epoch == epoch && state.session.is_some()
+    }
+
+    /// Asks for a grant. Returns it, the session in which it holds, and its time.
+    pub(crate) fn grant(&self, handle: &Handle, time: Duration) -> Result<(u64, u64, Duration)> {
+        let milliseconds = u32::try_from(time.as_millis()).unwrap_or(u32::MAX);
+        let request = Request::Grant { handle: *handle, milliseconds };
+        let deadline = Instant::now() + self.settings.timeout;
+        let mut losses = 0;
+        loop {
+            let ticket = self.begin(deadline, |session| session.begin_call(&request))?;
+            match self.wait(ticket, deadline, Session::take_call)? {
+                Ok(CallReply::Granted { grant, milliseconds }) => {
+                    return Ok((grant, ticket.epoch, Duration::from_millis(u64::from(milliseconds))));
+                }
+                Ok(CallReply::Done) => {
+                    let what = "it answers a request for a grant with something else";
+                    return Err(Error::Misbehaved { address: self.address(), what });
+                }
+                Err(Failure::Lost(_) | Failure::ReadFailed(_)) if losses == 0 => losses += 1,
+                Err(failure) => return Err(self.error(failure, handle)),
+            }
+        }
+    }
+
+    /// Begins to write a part within a grant.
+    pub(crate) fn start_write(&self, epoch: u64, grant: u64, offset: usize, data: &[u8]) -> Result<Ticket> {
+        self.check_process()?;
+        let mut state = self.lock();
+        let is_current = state.epoch == epoch;
+        match state.session.as_mut().filter(|_| is_current) {
+            Some(session) => Ok(Ticket { epoch, number: session.begin_write(grant, offset, data)? }),
+            None => Err(Error::NotGranted { address: self.address(), max: self.settings.max_grant }),
+        }
+    }
+
+    /// Waits for a part of a write.
+    pub(crate) fn wait_write(&self, ticket: Ticket, handle: &Handle) -> Result<()> {
+        let deadline = Instant::now() + self.settings.timeout;
+        match self.wait(ticket, deadline, Session::take_call)? {
+            Ok(_) => Ok(()),
+            Err(failure) => Err(self.error(failure, handle)),
+        }
+    }
+
+    /// Ends a grant.
+    pub(crate) fn end_grant(&self, epoch: u64, grant: u64, handle: &Handle) -> Result<()> {
+        self.check_process()?;
+        let ticket = {
+            let mut state = self.lock();
+            let is_current = state.epoch == epoch;
+            match state.session.as_mut().filter(|_| is_current) {
+                Some(session) => {
+                    Ticket { epoch, number: session.begin_call(&Request::EndGrant { grant })? }
+                }
+                // It has ended with its session.
+                None => return Ok(()),
+            }
+        };
+        self.wait_write(ticket, handle)
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let session = state.session.take();
+        if self.generation != fork::generation() {
+            // The parent goes on with it.
+            core::mem::forget(session);
+        } else if let Some(session) = session {
+            session.end();
+        }
+    }
+}

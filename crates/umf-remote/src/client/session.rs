@@ -1,0 +1,690 @@
+//! [`Session`]: a connection to a server, and the reads and calls that are in progress. Nothing here
+//! waits, except [`Session::connect`].
+
+use core::mem;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hashbrown::HashMap;
+use umf_ipc::Handle;
+
+use crate::fabric::{Addresses, Buffer, BufferPool, Domain, Done, Endpoint, Info, Query, Queue, library};
+use crate::protocol::{Header, MAX_INLINE, MAX_PULL, Reply, Request, WINDOW};
+use crate::route::Route;
+use crate::server::SLOT_SIZE;
+use crate::settings::{MAX_REPLY, MAX_SMALL};
+use crate::{Error, RemoteSettings, Result};
+
+/// Bytes of one one-sided read. Longer reads are several, in flight together.
+const PIECE: usize = 1 << 20;
+
+/// Why a read or a call failed.
+#[derive(Clone, Debug)]
+pub(crate) enum Failure {
+    /// The connection: what libfabric says. Trying again may help.
+    Lost(String),
+    /// As above, and it was a one-sided read that failed.
+    ReadFailed(String),
+    Stale(u64),
+    NotGranted,
+    Refused(String),
+    /// This process has no memory, or another error of its own.
+    Own(Error),
+}
+
+/// A block that can be read one-sided.
+#[derive(Clone, Copy, Debug)]
+struct Located {
+    key: u64,
+    address: u64,
+    slot_key: u64,
+    slot_address: u64,
+}
+
+/// A located block, and the number of its users.
+#[derive(Debug)]
+struct KnownBlock {
+    /// `None`: it is read by messages.
+    located: Option<Located>,
+    users: usize,
+    /// Its place in the order of idle blocks, if it has no user.
+    idle_since: Option<u64>,
+}
+
+/// A block of the producer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct BlockKey(u32, u64);
+
+impl BlockKey {
+    pub(crate) fn of(handle: &Handle) -> Self {
+        Self(handle.slot(), handle.generation())
+    }
+}
+
+/// A read in progress.
+#[derive(Debug)]
+struct Read {
+    handle: Handle,
+    offset: usize,
+    length: usize,
+    buffer: Arc<Buffer>,
+    located: Option<Located>,
+    /// The bytes that were asked for so far.
+    asked: usize,
+    /// Operations and requests in flight.
+    outstanding: usize,
+    /// Where generation and nonce go.
+    slot: Option<Arc<Buffer>>,
+    result: Option<Result<(), Failure>>,
+}
+
+/// A request whose reply somebody waits for.
+#[derive(Debug)]
+struct Call {
+    /// The source of a write.
+    source: Option<Arc<Buffer>>,
+    reply: Option<Result<CallReply, Failure>>,
+}
+
+/// The reply to a call.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum CallReply {
+    Done,
+    Granted { grant: u64, milliseconds: u32 },
+}
+
+#[derive(Debug)]
+enum Work {
+    Read(Read),
+    Call(Call),
+}
+
+/// What the reply to a request is for.
+#[derive(Clone, Copy, Debug)]
+enum Purpose {
+    Locate(u64),
+    /// The part of a read that begins at this offset in it.
+    Part(u64, usize, usize),
+    Call(u64),
+    Ping,
+}
+
+/// An operation of the endpoint.
+#[derive(Debug)]
+enum Operation {
+    Receive(Arc<Buffer>),
+    Send(Arc<Buffer>),
+    Piece(u64),
+    Slot(u64),
+}
+
+/// A connection to a server.
+#[derive(Debug)]
+pub(crate) struct Session {
+    pub queue: Arc<Queue>,
+    pub pool: Arc<BufferPool>,
+    // Closed before the others.
+    endpoint: Endpoint,
+    peer: u64,
+    number: u64,
+    next: u64,
+    operations: HashMap<u64, Operation>,
+    requests: HashMap<u64, Purpose>,
+    /// Messages that wait for a place in the window, or in the endpoint; and whether they have a
+    /// reply.
+    queued: VecDeque<(Vec<u8>, bool)>,
+    /// Requests that were sent and not answered yet: [`WINDOW`] at most.
+    unanswered: usize,
+    /// Receives that the endpoint had no room for.
+    unposted_receives: usize,
+    work: HashMap<u64, Work>,
+    /// Reads with pieces to be posted.
+    unposted: VecDeque<u64>,
+    blocks: HashMap<BlockKey, KnownBlock>,
+    idle: BTreeMap<u64, BlockKey>,
+    max_blocks: u64,
+    small: usize,
+    piece: usize,
+    pub max_grant: Duration,
+    idle_limit: Duration,
+    last_request: Instant,
+    /// Why the session cannot be used any more.
+    pub broken: Option<Failure>,
+}
+
+impl Session {
+    /// Connects to a server.
+    pub(crate) fn connect(route: &Route, settings: &RemoteSettings, deadline: Instant) -> Result<Self> {
+        let query = Query::Connect { provider: &route.provider, format: route.format, name: &route.name };
+        let domain = Domain::open(Info::find(library(&settings.library)?, query)?)?;
+        let queue = Queue::open(&domain)?;
+        let addresses = Addresses::open(&domain)?;
+        let endpoint = Endpoint::open(&queue, &addresses)?;
+        let peer = addresses.insert(&route.name)?;
+        let pool = BufferPool::new(&domain);
+        let piece = domain.info().max_message().min(PIECE);
+        let name = endpoint.name()?;
+        let mut session = Self {
+            queue,
+            pool,
+            endpoint,
+            peer,
+            number: 0,
+            next: 0,
+            operations: HashMap::new(),
+            requests: HashMap::new(),
+            queued: VecDeque::new(),
+            unanswered: 0,
+            unposted_receives: 0,
+            work: HashMap::new(),
+            unposted: VecDeque::new(),
+            blocks: HashMap::new(),
+            idle: BTreeMap::new(),
+            max_blocks: settings.max_registered,
+            small: 0,
+            piece,
+            max_grant: Duration::ZERO,
+            idle_limit: settings.idle,
+            last_request: Instant::now(),
+            broken: None,
+        };
+        for _ in 0..WINDOW {
+            session.receive()?;
+        }
+        let hello = Request::Hello { server: route.server, name: &name }.encode(0, 0);
+        session.say_hello(route, settings, hello, deadline)?;
+        Ok(session)
+    }
+
+    /// Sends the hello, and waits for the welcome.
+    fn say_hello(
+        &mut self,
+        route: &Route,
+        settings: &RemoteSettings,
+        hello: Vec<u8>,
+        deadline: Instant,
+    ) -> Result<()> {
+        let address = || route.address();
+        let lost = |reason: String| Error::ProducerLost { address: address(), reason };
+        let mut hello = Some(hello);
+        let mut done = Vec::new();
+        loop {
+            if let Some(message) = hello.take()
+                && !self.send(&message)?
+            {
+                hello = Some(message);
+            }
+            let now = Instant::now();
+            if now >= deadline {
+                return Err(Error::TimedOut { address: address(), timeout: settings.timeout });
+            }
+            self.queue.wait((deadline - now).min(Duration::from_millis(20)), &mut done)?;
+            for done in mem::take(&mut done) {
+                let operation = self.operations.remove(&done.token);
+                self.endpoint.release(done.token);
+                if let Some(fault) = done.fault {
+                    return Err(lost(fault.reason));
+                }
+                let Some(Operation::Receive(mut buffer)) = operation else { continue };
+                let misbehaved = |what| Error::Misbehaved { address: address(), what };
+                let bytes = Arc::get_mut(&mut buffer).map(Buffer::bytes);
+                let bytes = bytes.and_then(|bytes| bytes.get(..done.length)).unwrap_or_default();
+                let (_, reply) = Reply::decode(bytes).map_err(|malformed| misbehaved(malformed.0))?;
+                match reply {
+                    Reply::Welcome { session, max_small, idle, max_grant } => {
+                        self.number = session;
+                        self.small = (max_small as usize).min(MAX_SMALL).min(settings.small_read);
+                        self.idle_limit = Duration::from_millis(u64::from(idle));
+                        self.max_grant = Duration::from_millis(u64::from(max_grant));
+                        self.pool.give_back(buffer);
+                        self.receive()?;
+                        return Ok(());
+                    }
+                    Reply::OtherServer => return Err(Error::ProducerReplaced { address: address() }),
+                    Reply::Failed { text } => {
+                        return Err(Error::Refused { address: address(), reason: text.to_owned() });
+                    }
+                    _ => return Err(misbehaved("it does not answer a greeting with a welcome")),
+                }
+            }
+        }
+    }
+
+    fn next(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    fn receive(&mut self) -> Result<()> {
+        let buffer = self.pool.take(MAX_REPLY)?;
+        let token = self.next();
+        if self.endpoint.receive(&buffer, token)? {
+            self.operations.insert(token, Operation::Receive(buffer));
+        } else {
+            self.unposted_receives += 1;
+        }
+        Ok(())
+    }
+
+    /// Sends a message. Returns `false` if the endpoint has no room.
+    fn send(&mut self, message: &[u8]) -> Result<bool> {
+        let buffer = self.pool.take(message.len())?;
+        buffer.copy_in(0, message);
+        let token = self.next();
+        let is_sent = self.endpoint.send(self.peer, &buffer, message.len(), token)?;
+        if is_sent {
+            self.operations.insert(token, Operation::Send(buffer));
+        }
+        Ok(is_sent)
+    }
+
+    /// Returns whether the server may have ended the session, since it was not used for long.
+    pub(crate) fn is_stale(&self) -> bool {
+        self.last_request.elapsed() > self.idle_limit.mul_f32(0.8)
+    }
+
+    /// Ends the session in order, so that the server need not wait. Waits for a moment.
+    pub(crate) fn end(mut self) {
+        if self.broken.is_some() || !matches!(self.send(&Request::Bye.encode(self.number, 0)), Ok(true)) {
+            return;
+        }
+        let until = Instant::now() + Duration::from_millis(20);
+        let mut done = Vec::new();
+        while self.operations.values().any(|operation| matches!(operation, Operation::Send(_)))
+            && Instant::now() < until
+            && self.queue.wait(Duration::from_millis(1), &mut done).is_ok()
+        {
+            for done in mem::take(&mut done) {
+                self.operations.remove(&done.token);
+                self.endpoint.release(done.token);
+            }
+        }
+    }
+
+    /// Makes progress: handles what has ended, and posts what waits.
+    pub(crate) fn progress(&mut self) {
+        let mut done = Vec::new();
+        if let Err(error) = self.queue.read(&mut done) {
+            self.broken = Some(Failure::Own(error));
+        }
+        self.handle(done);
+    }
+
+    /// As [`Self::progress`], for operations that have ended.
+    pub(crate) fn handle(&mut self, done: Vec<Done>) {
+        for done in done {
+            self.complete(done);
+        }
+        if self.broken.is_none()
+            && let Err(error) = self.post_waiting()
+        {
+            self.broken = Some(Failure::Own(error));
+        }
+    }
+
+    fn post_waiting(&mut self) -> Result<()> {
+        for _ in 0..mem::take(&mut self.unposted_receives) {
+            self.receive()?;
+        }
+        for _ in 0..self.unposted.len() {
+            let Some(read) = self.unposted.pop_front() else { break };
+            self.pump(read)?;
+        }
+        // One-sided reads are not seen by the server.
+        if !self.work.is_empty() && self.last_request.elapsed() > self.idle_limit / 3 {
+            self.request(Purpose::Ping, &Request::Ping);
+        }
+        while self.unanswered < WINDOW
+            && let Some((message, has_reply)) = self.queued.pop_front()
+        {
+            if !self.send(&message)? {
+                self.queued.push_front((message, has_reply));
+                break;
+            }
+            self.unanswered += usize::from(has_reply);
+        }
+        Ok(())
+    }
+
+    /// Sends a request, now or later.
+    fn request(&mut self, purpose: Purpose, request: &Request<'_>) {
+        let number = self.next();
+        self.requests.insert(number, purpose);
+        self.last_request = Instant::now();
+        self.queued.push_back((request.encode(self.number, number), true));
+    }
+
+    /// Begins to read a part of a block. [`Self::take_read`] returns the outcome.
+    pub(crate) fn begin_read(&mut self, handle: &Handle, offset: usize, length: usize) -> Result<u64> {
+        let buffer = self.pool.take(length)?;
+        let number = self.next();
+        let read = Read {
+            handle: *handle,
+            offset,
+            length,
+            buffer,
+            located: None,
+            asked: 0,
+            outstanding: 0,
+            slot: None,
+            result: None,
+        };
+        self.work.insert(number, Work::Read(read));
+        if (1..=self.small).contains(&length) {
+            self.unposted.push_back(number);
+        } else {
+            self.locate(number, handle);
+        }
+        self.post_waiting()?;
+        Ok(number)
+    }
+
+    /// Asks for the key of a block, if it is not known.
+    fn locate(&mut self, read: u64, handle: &Handle) {
+        match self.blocks.get(&BlockKey::of(handle)) {
+            Some(block) => {
+                let located = block.located;
+                if let Some(Work::Read(read)) = self.work.get_mut(&read) {
+                    read.located = located;
+                }
+                self.unposted.push_back(read);
+            }
+            None => self.request(Purpose::Locate(read), &Request::Locate { handle: *handle }),
+        }
+    }
+
+    /// Notes that a remote object uses a block, so that its key stays known.
+    pub(crate) fn use_block(&mut self, block: BlockKey) -> bool {
+        let Some(known) = self.blocks.get_mut(&block) else { return false };
+        known.users += 1;
+        if let Some(since) = known.idle_since.take() {
+            self.idle.remove(&since);
+        }
+        true
+    }
+
+    /// Ends a use.
+    pub(crate) fn release_block(&mut self, block: BlockKey) {
+        let next = self.next();
+        if let Some(known) = self.blocks.get_mut(&block) {
+            known.users = known.users.saturating_sub(1);
+            if known.users == 0 && known.idle_since.is_none() {
+                known.idle_since = Some(next);
+                self.idle.insert(next, block);
+            }
+        }
+        self.forget_idle();
+    }
+
+    /// Gives up the key of a block that was freed.
+    fn forget_block(&mut self, block: BlockKey) {
+        let Some(known) = self.blocks.remove(&block) else { return };
+        if let Some(since) = known.idle_since {
+            self.idle.remove(&since);
+        }
+        if let Some(located) = known.located {
+            let message = Request::Release { key: located.key }.encode(self.number, 0);
+            self.queued.push_back((message, false));
+        }
+    }
+
+    /// Gives up the keys of blocks that were not used for longest, above the limit.
+    fn forget_idle(&mut self) {
+        while self.max_blocks > 0 && self.blocks.len() as u64 > self.max_blocks {
+            let Some((_, block)) = self.idle.pop_first() else { return };
+            self.forget_block(block);
+        }
+    }
+
+    /// Begins a call. [`Self::take_call`] returns its reply.
+    pub(crate) fn begin_call(&mut self, request: &Request<'_>) -> Result<u64> {
+        self.call_with(request, None)
+    }
+
+    fn call_with(&mut self, request: &Request<'_>, source: Option<Arc<Buffer>>) -> Result<u64> {
+        let number = self.next();
+        self.work.insert(number, Work::Call(Call { source, reply: None }));
+        self.request(Purpose::Call(number), request);
+        self.post_waiting()?;
+        Ok(number)
+    }
+
+    /// Begins to write at most [`MAX_PULL`] bytes.
+    pub(crate) fn begin_write(&mut self, grant: u64, offset: usize, data: &[u8]) -> Result<u64> {
+        let offset = offset as u64;
+        if data.len() <= MAX_INLINE {
+            return self.begin_call(&Request::Write { grant, offset, data });
+        }
+        debug_assert!(data.len() <= MAX_PULL);
+        let source = self.pool.take_source(data.len())?;
+        source.copy_in(0, data);
+        let Some(registration) = source.registration() else {
+            return Err(Error::System { call: "fi_mr_reg", errno: rustix::io::Errno::INVAL });
+        };
+        let (key, address) = (registration.key(), registration.base());
+        let request = Request::WriteFrom { grant, offset, length: data.len() as u32, key, address };
+        self.call_with(&request, Some(source))
+    }
+
+    /// Asks for the parts of a read by messages, as far as there is room.
+    fn ask_parts(&mut self, number: u64) {
+        while self.unanswered + self.queued.len() < WINDOW {
+            let Some(Work::Read(read)) = self.work.get_mut(&number) else { return };
+            // A read of nothing asks once, whether the block is current.
+            let is_asked = read.asked == read.length && (read.length > 0 || read.outstanding > 0);
+            if is_asked || read.result.is_some() {
+                return;
+            }
+            let part = (read.length - read.asked).min(self.small.max(1));
+            let (at, handle) = (read.asked, read.handle);
+            let offset = (read.offset + at) as u64;
+            read.asked += part;
+            read.outstanding += 1;
+            let request = Request::Read { handle, offset, length: part as u32 };
+            self.request(Purpose::Part(number, at, part), &request);
+        }
+        self.unposted.push_back(number);
+    }
+
+    /// Posts the pieces of a read, or asks for its parts, as far as there is room.
+    fn pump(&mut self, number: u64) -> Result<()> {
+        let Some(Work::Read(read)) = self.work.get_mut(&number) else { return Ok(()) };
+        let Some(located) = read.located else {
+            self.ask_parts(number);
+            return Ok(());
+        };
+        while read.asked < read.length {
+            let piece = (read.length - read.asked).min(self.piece);
+            self.next += 1;
+            let from = (located.key, located.address + (read.offset + read.asked) as u64);
+            let into = (read.asked, piece);
+            if !self.endpoint.read(self.peer, from, &read.buffer, into, self.next)? {
+                self.unposted.push_back(number);
+                return Ok(());
+            }
+            self.operations.insert(self.next, Operation::Piece(number));
+            read.asked += piece;
+            read.outstanding += 1;
+        }
+        // All data has arrived: now generation and nonce, by one read.
+        if read.outstanding == 0 && read.result.is_none() {
+            let slot = match &read.slot {
+                Some(slot) => Arc::clone(slot),
+                None => self.pool.take(SLOT_SIZE)?,
+            };
+            self.next += 1;
+            let from = (located.slot_key, located.slot_address);
+            read.slot = Some(Arc::clone(&slot));
+            if self.endpoint.read(self.peer, from, &slot, (0, SLOT_SIZE), self.next)? {
+                self.operations.insert(self.next, Operation::Slot(number));
+                read.outstanding += 1;
+            } else {
+                self.unposted.push_back(number);
+            }
+        }
+        Ok(())
+    }
+
+    fn complete(&mut self, done: Done) {
+        let Some(operation) = self.operations.remove(&done.token) else { return };
+        self.endpoint.release(done.token);
+        if let Some(fault) = done.fault {
+            let is_read = matches!(operation, Operation::Piece(_) | Operation::Slot(_));
+            // The first fault is the cause of the others.
+            if self.broken.is_none() {
+                self.broken =
+                    Some(if is_read { Failure::ReadFailed(fault.reason) } else { Failure::Lost(fault.reason) });
+            }
+            return;
+        }
+        match operation {
+            Operation::Send(buffer) => self.pool.give_back(buffer),
+            Operation::Receive(mut buffer) => {
+                let bytes = Arc::get_mut(&mut buffer).map(Buffer::bytes);
+                let bytes = bytes.and_then(|bytes| bytes.get(..done.length)).unwrap_or_default();
+                match Reply::decode(bytes) {
+                    Ok((header, reply)) => self.reply(header, &reply),
+                    Err(malformed) => self.broken = Some(Failure::Refused(malformed.0.to_owned())),
+                }
+                self.pool.give_back(buffer);
+                if let Err(error) = self.receive() {
+                    self.broken = Some(Failure::Own(error));
+                }
+            }
+            Operation::Piece(number) => {
+                let Some(Work::Read(read)) = self.work.get_mut(&number) else { return };
+                read.outstanding -= 1;
+                if read.outstanding == 0 && read.asked == read.length {
+                    self.unposted.push_back(number);
+                }
+            }
+            Operation::Slot(number) => {
+                let Some(Work::Read(read)) = self.work.get_mut(&number) else { return };
+                read.outstanding -= 1;
+                let mut words = [0; SLOT_SIZE];
+                if let Some(slot) = read.slot.take() {
+                    slot.copy_out(0, &mut words);
+                    self.pool.give_back(slot);
+                }
+                let (generation, nonce) = words.split_at(8);
+                let now = u64::from_le_bytes(generation.try_into().unwrap_or_default());
+                let is_current = now == read.handle.generation() && nonce == read.handle.nonce().as_bytes();
+                read.result = Some(if is_current { Ok(()) } else { Err(Failure::Stale(now)) });
+            }
+        }
+    }
+
+    fn reply(&mut self, header: Header, reply: &Reply<'_>) {
+        let Some(purpose) = self.requests.remove(&header.request) else { return };
+        self.unanswered = self.unanswered.saturating_sub(1);
+        let failure = match reply {
+            Reply::Stale { now } => Some(Failure::Stale(*now)),
+            Reply::NotGranted => Some(Failure::NotGranted),
+            Reply::Failed { text } => Some(Failure::Refused((*text).to_owned())),
+            _ => None,
+        };
+        match purpose {
+            Purpose::Ping => {}
+            Purpose::Call(number) => {
+                let Some(Work::Call(call)) = self.work.get_mut(&number) else { return };
+                call.reply = Some(match (failure, reply) {
+                    (Some(failure), _) => Err(failure),
+                    (None, Reply::Done) => Ok(CallReply::Done),
+                    (None, Reply::Granted { grant, milliseconds }) => {
+                        Ok(CallReply::Granted { grant: *grant, milliseconds: *milliseconds })
+                    }
+                    _ => Err(unexpected()),
+                });
+                if let Some(source) = call.source.take() {
+                    self.pool.give_back(source);
+                }
+            }
+            Purpose::Locate(number) => self.located(number, failure, reply),
+            Purpose::Part(number, at, length) => {
+                let Some(Work::Read(read)) = self.work.get_mut(&number) else { return };
+                read.outstanding -= 1;
+                let failure = match (failure, reply) {
+                    (Some(failure), _) => Some(failure),
+                    (None, Reply::Data { data }) if data.len() == length => {
+                        read.buffer.copy_in(at, data);
+                        None
+                    }
+                    _ => Some(unexpected()),
+                };
+                match failure {
+                    Some(failure) => read.result = Some(Err(failure)),
+                    None if read.outstanding == 0 && read.asked == read.length => {
+                        read.result.get_or_insert(Ok(()));
+                    }
+                    None => {}
+                }
+            }
+        }
+    }
+
+    fn located(&mut self, number: u64, failure: Option<Failure>, reply: &Reply<'_>) {
+        let Some(Work::Read(read)) = self.work.get_mut(&number) else { return };
+        let located = match (failure, reply) {
+            (Some(failure), _) => {
+                read.result = Some(Err(failure));
+                return;
+            }
+            (None, Reply::ByMessages) => None,
+            (None, &Reply::Located { key, address, slot_key, slot_address }) => {
+                Some(Located { key, address, slot_key, slot_address })
+            }
+            _ => {
+                read.result = Some(Err(unexpected()));
+                return;
+            }
+        };
+        read.located = located;
+        let block = BlockKey::of(&read.handle);
+        let since = self.next();
+        self.blocks.entry(block).or_insert_with(|| {
+            self.idle.insert(since, block);
+            KnownBlock { located, users: 0, idle_since: Some(since) }
+        });
+        self.unposted.push_back(number);
+        self.forget_idle();
+    }
+
+    /// Returns the outcome of a read, if it has one: the buffer with the data in front.
+    pub(crate) fn take_read(&mut self, number: u64) -> Option<Result<Arc<Buffer>, Failure>> {
+        match self.work.get(&number) {
+            Some(Work::Read(read)) if read.result.is_none() => return None,
+            _ => {}
+        }
+        match self.work.remove(&number) {
+            Some(Work::Read(read)) => {
+                if let Some(Err(Failure::Stale(_))) = &read.result {
+                    self.forget_block(BlockKey::of(&read.handle));
+                }
+                read.result.map(|result| result.map(|()| read.buffer))
+            }
+            _ => Some(Err(Failure::Lost("the read is not known".to_owned()))),
+        }
+    }
+
+    /// Returns the reply to a call, if it has come.
+    pub(crate) fn take_call(&mut self, number: u64) -> Option<Result<CallReply, Failure>> {
+        match self.work.get(&number) {
+            Some(Work::Call(call)) if call.reply.is_none() => return None,
+            _ => {}
+        }
+        match self.work.remove(&number) {
+            Some(Work::Call(call)) => call.reply,
+            _ => Some(Err(Failure::Lost("the call is not known".to_owned()))),
+        }
+    }
+
+    /// Gives up a read. Its buffer is kept until its operations have ended.
+    pub(crate) fn forget(&mut self, number: u64) {
+        self.work.remove(&number);
+    }
+}
+
+fn unexpected() -> Failure {
+    Failure::Refused("its reply does not fit the request".to_owned())
+}

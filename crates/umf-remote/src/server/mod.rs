@@ -1,0 +1,505 @@
+//! [`Server`]: makes this process's exported memory readable from other machines.
+//!
+//! A thread does all of it. It sleeps in the completion queue, which also lets the fabric answer
+//! one-sided reads: most providers need a call of the target for that.
+//!
+//! Each importer has a *session*: an entry of the address vector, grants, and uses of registrations.
+//! All sessions share one endpoint. (An endpoint for each would end with all that it has. But
+//! libfabric 1.17 does not survive the end of one of several endpoints of a completion queue.) So a
+//! buffer that is being sent to an importer which is lost is kept until its operation has ended.
+
+mod registered;
+mod session;
+
+pub(crate) use registered::SLOT_SIZE;
+
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::time::Duration;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+use hashbrown::HashMap;
+use umf_ipc::{Exporter, Handle, Importer};
+use umf_os::background::{self, Thread};
+use umf_sync::fork;
+
+use crate::fabric::{self, Addresses, Buffer, BufferPool, Domain, Done, Endpoint, Info, Query, Queue};
+use crate::protocol::{MAX_REQUEST, Reply, Request, WINDOW};
+use crate::route::Route;
+use crate::{Error, RemoteHandle, RemoteSettings, Result};
+use registered::RegisteredBlocks;
+use session::{Session, Write};
+
+/// Serves this process's exported memory to other machines, until it is dropped.
+///
+/// In a forked child there is no server: its parent goes on serving.
+#[derive(Debug)]
+pub struct Server {
+    shared: Arc<Shared>,
+    thread: Option<Thread>,
+    exporter: &'static Exporter,
+    route: Route,
+    queue: Arc<Queue>,
+    generation: u32,
+}
+
+/// What a server did, and has now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ServerStatistics {
+    /// Importers that are connected.
+    pub importers: u64,
+    /// Blocks that are registered with the fabric.
+    pub registered: u64,
+    /// Grants to write that are in force.
+    pub grants: u64,
+    /// Requests that were answered.
+    pub requests: u64,
+    /// Bytes that were read by messages, in total.
+    pub bytes_by_messages: u64,
+    /// Bytes that importers wrote.
+    pub bytes_written: u64,
+    /// Sessions that were ended because the importer did not answer, or was idle.
+    pub lost: u64,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    stops: AtomicBool,
+    importers: AtomicU64,
+    registered: AtomicU64,
+    grants: AtomicU64,
+    requests: AtomicU64,
+    bytes_by_messages: AtomicU64,
+    bytes_written: AtomicU64,
+    lost: AtomicU64,
+}
+
+impl Server {
+    /// Starts to serve what `exporter` exports. `importer` opens it for that, and needs all kinds of
+    /// memory that are served.
+    ///
+    /// # Errors
+    /// [`Error::NoLibrary`], [`Error::NoProvider`], [`Error::Fabric`], [`Error::System`].
+    pub fn start(
+        exporter: &'static Exporter,
+        importer: &'static Importer,
+        settings: &RemoteSettings,
+    ) -> Result<Self> {
+        let library = fabric::library(&settings.library)?;
+        let query = Query::Serve { provider: &settings.provider, interface: &settings.interface };
+        let domain = Domain::open(Info::find(library, query)?)?;
+        let queue = Queue::open(&domain)?;
+        let addresses = Addresses::open(&domain)?;
+        let endpoint = Endpoint::open(&queue, &addresses)?;
+        let server =
+            umf_os::process::random().map_err(|errno| Error::System { call: "getrandom", errno })?;
+        let info = domain.info();
+        let provider = info.provider().to_owned();
+        let route = Route { server, format: info.format(), provider, name: endpoint.name()? };
+        if !route.is_encodable() {
+            let provider = route.provider;
+            return Err(Error::Fabric { call: "fi_getname", reason: "its address is too long".to_owned(), provider });
+        }
+        let shared = Arc::new(Shared::default());
+        let mut state = State {
+            exporter,
+            importer,
+            settings: settings.clone(),
+            shared: Arc::clone(&shared),
+            server,
+            pool: BufferPool::new(&domain),
+            blocks: RegisteredBlocks::new(settings.max_registered, settings.max_registered_bytes),
+            sessions: HashMap::new(),
+            by_name: HashMap::new(),
+            peers: HashMap::new(),
+            receives: 0,
+            operations: HashMap::new(),
+            unposted: VecDeque::new(),
+            next: 0,
+            endpoint,
+            addresses,
+            queue: Arc::clone(&queue),
+            domain,
+        };
+        state.post_receives()?;
+        let thread = background::spawn(c"umf-remote", 256 << 10, move || state.run());
+        let thread = thread.map_err(|error| Error::System {
+            call: "pthread_create",
+            errno: rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::AGAIN),
+        })?;
+        tracing::debug!(address = %route.address(), "serving to other machines");
+        let generation = fork::generation();
+        Ok(Self { shared, thread: Some(thread), exporter, route, queue, generation })
+    }
+
+    /// Makes a handle of this process's exporter a handle for other machines.
+    ///
+    /// # Errors
+    /// [`Error::NotOwn`], [`Error::Forked`].
+    pub fn remote_handle(&self, handle: &Handle) -> Result<RemoteHandle> {
+        if self.generation != fork::generation() {
+            return Err(Error::Forked);
+        }
+        if self.exporter.nonce() != Some(handle.nonce()) || handle.has_ticket() {
+            return Err(Error::NotOwn);
+        }
+        Ok(RemoteHandle::new(*handle, self.route.clone()))
+    }
+
+    /// Returns the address at which it serves, and the provider.
+    #[must_use]
+    pub fn address(&self) -> String {
+        self.route.address()
+    }
+
+    /// Returns what it did, and has now.
+    #[must_use]
+    pub fn statistics(&self) -> ServerStatistics {
+        let shared = &self.shared;
+        let value = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        ServerStatistics {
+            importers: value(&shared.importers),
+            registered: value(&shared.registered),
+            grants: value(&shared.grants),
+            requests: value(&shared.requests),
+            bytes_by_messages: value(&shared.bytes_by_messages),
+            bytes_written: value(&shared.bytes_written),
+            lost: value(&shared.lost),
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if self.generation != fork::generation() {
+            // The parent's thread uses these.
+            core::mem::forget((Arc::clone(&self.queue), Arc::clone(&self.shared)));
+            core::mem::forget(self.thread.take());
+            return;
+        }
+        self.shared.stops.store(true, Ordering::Release);
+        self.queue.wake();
+        if let Some(thread) = self.thread.take() {
+            thread.join();
+        }
+    }
+}
+
+/// Receives that are posted for new importers, and for each session.
+const RECEIVES: usize = 32;
+const RECEIVES_OF_SESSION: usize = WINDOW + 4;
+/// The most receives that are posted. With more sessions, messages wait in the fabric.
+const MAX_RECEIVES: usize = 2048;
+
+/// An operation of the fabric.
+enum Operation {
+    Receive(Arc<Buffer>),
+    /// A message to this peer, of a session or not.
+    Send(Arc<Buffer>, u64, u64),
+    /// Data of this peer, in a session, that is to be written.
+    Pull(Arc<Buffer>, u64, u64, Write),
+}
+
+/// An operation for which the endpoint had no room.
+enum Unposted {
+    Send(Arc<Buffer>, usize, u64, u64),
+    Pull(Arc<Buffer>, u64, Write),
+}
+
+/// The state of the server, which its thread owns.
+struct State {
+    exporter: &'static Exporter,
+    importer: &'static Importer,
+    settings: RemoteSettings,
+    shared: Arc<Shared>,
+    server: [u8; 16],
+    sessions: HashMap<u64, Session>,
+    by_name: HashMap<Vec<u8>, u64>,
+    /// The users of each address: sessions, and messages to it. Without one it is removed.
+    peers: HashMap<u64, usize>,
+    /// Receives that are posted.
+    receives: usize,
+    blocks: RegisteredBlocks,
+    operations: HashMap<u64, Operation>,
+    unposted: VecDeque<Unposted>,
+    /// The last number of an operation or a grant.
+    next: u64,
+    pool: Arc<BufferPool>,
+    // In the order in which they are closed.
+    endpoint: Endpoint,
+    addresses: Arc<Addresses>,
+    queue: Arc<Queue>,
+    domain: Arc<Domain>,
+}
+
+impl State {
+    fn next(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    fn run(mut self) {
+        let mut done = Vec::new();
+        let mut next_tick = Instant::now();
+        while !self.shared.stops.load(Ordering::Acquire) {
+            let now = Instant::now();
+            if now >= next_tick {
+                next_tick = now + self.tick(now);
+                self.publish();
+            }
+            let mut timeout = next_tick.saturating_duration_since(Instant::now());
+            if !self.unposted.is_empty() {
+                timeout = timeout.min(Duration::from_millis(1));
+            }
+            if let Err(error) = self.queue.wait(timeout, &mut done) {
+                tracing::error!(%error, "the server of remote memory waits for its next try");
+                std::thread::sleep(Duration::from_millis(100));
+            }
+            let is_busy = !done.is_empty();
+            for done in done.drain(..) {
+                self.complete(done);
+            }
+            self.post_again();
+            if is_busy {
+                self.publish();
+            }
+        }
+        let sessions: Vec<u64> = self.sessions.keys().copied().collect();
+        for session in sessions {
+            self.end(session, "the server ends");
+        }
+        self.publish();
+    }
+
+    fn publish(&self) {
+        let Shared { importers, registered, grants, .. } = &*self.shared;
+        importers.store(self.sessions.len() as u64, Ordering::Relaxed);
+        registered.store(self.blocks.len() as u64, Ordering::Relaxed);
+        let count: usize = self.sessions.values().map(Session::grants).sum();
+        grants.store(count as u64, Ordering::Relaxed);
+    }
+
+    /// Ends what has lasted too long. Returns the time until this is due again.
+    fn tick(&mut self, now: Instant) -> Duration {
+        self.blocks.sweep();
+        let mut ended = Vec::new();
+        let mut is_timed = false;
+        for (&number, session) in &mut self.sessions {
+            session.end_grants(now);
+            is_timed |= session.is_timed();
+            if let Some(why) = session.overdue(now, &self.settings) {
+                ended.push((number, why));
+            }
+        }
+        for (session, why) in ended {
+            self.shared.lost.fetch_add(1, Ordering::Relaxed);
+            self.end(session, why);
+        }
+        let shortest = self.settings.idle.min(self.settings.timeout) / 4;
+        let interval = if is_timed { 20 } else if self.sessions.is_empty() { 1000 } else { 100 };
+        Duration::from_millis(interval).min(shortest).max(Duration::from_millis(5))
+    }
+
+    /// Posts as many receives as there should be.
+    fn post_receives(&mut self) -> Result<()> {
+        let wanted = (RECEIVES + self.sessions.len() * RECEIVES_OF_SESSION).min(MAX_RECEIVES);
+        while self.receives < wanted {
+            let buffer = self.pool.take(MAX_REQUEST)?;
+            let token = self.next();
+            if !self.endpoint.receive(&buffer, token)? {
+                return Ok(());
+            }
+            self.operations.insert(token, Operation::Receive(buffer));
+            self.receives += 1;
+        }
+        Ok(())
+    }
+
+    fn post_again(&mut self) {
+        if let Err(error) = self.post_receives() {
+            tracing::error!(%error, "the server of remote memory receives fewer messages");
+        }
+        for _ in 0..self.unposted.len() {
+            let Some(unposted) = self.unposted.pop_front() else { return };
+            self.post(unposted);
+        }
+    }
+
+    /// Posts an operation, now or later.
+    fn post(&mut self, unposted: Unposted) {
+        let token = self.next();
+        let (session, result, operation) = match unposted {
+            Unposted::Send(buffer, length, peer, session) => {
+                let result = self.endpoint.send(peer, &buffer, length, token);
+                if matches!(result, Ok(false)) {
+                    self.unposted.push_back(Unposted::Send(buffer, length, peer, session));
+                    return;
+                }
+                (session, result, Operation::Send(buffer, peer, session))
+            }
+            Unposted::Pull(buffer, session, write) => {
+                let Some(peer) = self.sessions.get(&session).map(Session::peer) else { return };
+                let result = self.endpoint.read(peer, write.from, &buffer, (0, write.length), token);
+                if matches!(result, Ok(false)) {
+                    self.unposted.push_back(Unposted::Pull(buffer, session, write));
+                    return;
+                }
+                if result.is_ok() {
+                    *self.peers.entry(peer).or_default() += 1;
+                }
+                (session, result, Operation::Pull(buffer, peer, session, write))
+            }
+        };
+        match result {
+            Ok(_) => {
+                self.operations.insert(token, operation);
+                if let Some(session) = self.sessions.get_mut(&session) {
+                    session.begin_pending();
+                }
+            }
+            Err(error) => {
+                tracing::debug!(%error, "cannot post an operation");
+                if let Operation::Send(_, peer, _) = operation {
+                    self.leave(peer);
+                }
+                self.end(session, "an operation cannot be posted");
+            }
+        }
+    }
+
+    /// Sends a message to a peer, in a session or not (0).
+    fn send(&mut self, peer: u64, session: u64, message: &[u8]) {
+        let buffer = self.pool.take(message.len());
+        match buffer {
+            Ok(buffer) => {
+                buffer.copy_in(0, message);
+                self.send_buffer(peer, session, buffer, message.len());
+            }
+            Err(error) => {
+                tracing::warn!(%error, "cannot answer an importer");
+                self.end(session, "it cannot be answered");
+            }
+        }
+    }
+
+    fn send_buffer(&mut self, peer: u64, session: u64, buffer: Arc<Buffer>, length: usize) {
+        *self.peers.entry(peer).or_default() += 1;
+        self.post(Unposted::Send(buffer, length, peer, session));
+    }
+
+    /// Ends one use of an address.
+    fn leave(&mut self, peer: u64) {
+        if let Some(users) = self.peers.get_mut(&peer) {
+            *users -= 1;
+            if *users == 0 {
+                self.peers.remove(&peer);
+                self.addresses.remove(peer);
+            }
+        }
+    }
+
+    /// Handles the end of an operation.
+    fn complete(&mut self, done: Done) {
+        let Some(operation) = self.operations.remove(&done.token) else { return };
+        self.endpoint.release(done.token);
+        let (peer, session) = match &operation {
+            Operation::Receive(_) => (None, 0),
+            Operation::Send(_, peer, session) | Operation::Pull(_, peer, session, _) => (Some(*peer), *session),
+        };
+        if let Some(session) = self.sessions.get_mut(&session)
+            && peer.is_some()
+        {
+            session.end_pending();
+        }
+        if let Some(fault) = &done.fault
+            && peer.is_some()
+        {
+            tracing::debug!(session, reason = fault.reason, "an operation with an importer failed");
+            self.end(session, "an operation failed");
+        }
+        match operation {
+            Operation::Send(buffer, ..) => self.pool.give_back(buffer),
+            Operation::Pull(buffer, _, session, write) if done.fault.is_none() => {
+                self.finish_write(session, buffer, write);
+            }
+            Operation::Pull(..) => {}
+            Operation::Receive(mut buffer) => {
+                self.receives -= 1;
+                if done.fault.is_none()
+                    && let Some(unshared) = Arc::get_mut(&mut buffer)
+                {
+                    let message = unshared.bytes().get(..done.length).unwrap_or_default();
+                    self.handle(message);
+                }
+                self.pool.give_back(buffer);
+            }
+        }
+        if let Some(peer) = peer {
+            self.leave(peer);
+        }
+    }
+
+    /// Handles a message of an importer.
+    fn handle(&mut self, message: &[u8]) {
+        match Request::decode(message) {
+            Ok((header, Request::Hello { server, name })) => self.hello(header.request, server, name),
+            Ok((header, request)) => self.handle_request(header, &request),
+            Err(malformed) => {
+                tracing::debug!(why = malformed.0, "a message for the server of remote memory is malformed");
+            }
+        }
+    }
+
+    /// Begins a session, or refuses it.
+    fn hello(&mut self, request: u64, server: [u8; 16], name: &[u8]) {
+        if let Some(before) = self.by_name.get(name).copied() {
+            self.end(before, "the importer connects again");
+        }
+        let peer = match self.addresses.insert(name) {
+            Ok(peer) => peer,
+            Err(error) => return tracing::debug!(%error, "an importer has an address that is none"),
+        };
+        *self.peers.entry(peer).or_default() += 1;
+        let refusal = if server != self.server {
+            Some(Reply::OtherServer)
+        } else if self.sessions.len() >= self.settings.max_importers as usize {
+            Some(Reply::Failed { text: "it has as many importers as it may (remote.max_importers)" })
+        } else {
+            None
+        };
+        if let Some(refusal) = refusal {
+            self.send(peer, 0, &refusal.encode(0, request));
+            return self.leave(peer);
+        }
+        // Random, so that no other importer uses it by mistake.
+        let Ok(number) = umf_os::process::random().map(|bytes| u128::from_ne_bytes(bytes) as u64) else {
+            return self.leave(peer);
+        };
+        self.sessions.insert(number, Session::new(peer, name));
+        self.by_name.insert(name.to_vec(), number);
+        self.welcome(number, peer, request);
+    }
+
+    /// Ends a session, and drops all that it had.
+    fn end(&mut self, number: u64, why: &'static str) {
+        let Some(session) = self.sessions.remove(&number) else { return };
+        tracing::debug!(session = number, why, "a session with an importer ends");
+        self.blocks.release_all(number);
+        let (peer, name) = session.close();
+        // What is posted is kept until it has ended.
+        let is_of_session = |unposted: &Unposted| match unposted {
+            Unposted::Send(_, _, _, session) | Unposted::Pull(_, session, _) => *session == number,
+        };
+        let dropped = self.unposted.iter().filter(|unposted| is_of_session(unposted));
+        let unsent = dropped.filter(|unposted| matches!(unposted, Unposted::Send(..))).count();
+        self.unposted.retain(|unposted| !is_of_session(unposted));
+        for _ in 0..=unsent {
+            self.leave(peer);
+        }
+        if self.by_name.get(&name) == Some(&number) {
+            self.by_name.remove(&name);
+        }
+    }
+}
