@@ -43,7 +43,14 @@ fn pattern(size: usize, seed: u8) -> Vec<u8> {
 fn settings() -> RemoteSettings {
     let mut settings = RemoteSettings::new();
     settings.local = false;
-    settings.interface = "127.0.0.1".to_owned();
+    let variable = umf_os::environment::variable;
+    if let Some(library) = variable("UMF_REMOTE_LIBRARY") {
+        settings.library = library.into();
+    }
+    match variable("UMF_REMOTE_PROVIDER").and_then(|name| name.into_string().ok()) {
+        Some(provider) => settings.provider = provider,
+        None => settings.interface = "127.0.0.1".to_owned(),
+    }
     settings
 }
 
