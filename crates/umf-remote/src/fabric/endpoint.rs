@@ -53,8 +53,9 @@ impl Queue {
     pub(crate) fn open(domain: &Arc<Domain>) -> Result<Arc<Self>> {
         let mut queue = ptr::null_mut();
         let mut result = 0;
-        // Not every provider has a queue in which a thread can sleep.
-        for wait_obj in [FI_WAIT_UNSPEC, FI_WAIT_FD, FI_WAIT_NONE] {
+        // Not every provider has a queue in which a thread can sleep. (FI_WAIT_UNSPEC may be
+        // FI_WAIT_YIELD, which ignores time-outs.)
+        for wait_obj in [FI_WAIT_FD, FI_WAIT_NONE] {
             let mut attributes = fi_cq_attr {
                 size: 0,
                 flags: 0,
