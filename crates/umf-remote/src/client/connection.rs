@@ -18,6 +18,9 @@ const SPIN: Duration = Duration::from_micros(30);
 /// The longest sleep: another thread may have taken the entry that ends this one's work.
 const SLEEP: Duration = Duration::from_millis(10);
 
+/// How long the end of a connection waits for reads that were given up.
+const LAST_WAIT: Duration = Duration::from_millis(200);
+
 /// A connection to a server. Its session is made when it is needed, and again after it broke.
 #[derive(Debug)]
 pub(crate) struct Connection {
@@ -36,6 +39,24 @@ struct State {
     epoch: u64,
     /// Why the last session ended.
     last: Option<Failure>,
+    /// Sessions that are not used any more, and whose endpoint cannot be closed yet.
+    retired: Vec<Session>,
+}
+
+impl State {
+    /// Ends the session. Closing its endpoint ends its operations, so that nothing is written into
+    /// its buffers any more. Until it can be closed, they are kept.
+    fn retire(&mut self) -> bool {
+        let Some(session) = self.session.take() else { return false };
+        self.retired.push(session);
+        self.close_retired();
+        true
+    }
+
+    fn close_retired(&mut self) {
+        self.retired.iter_mut().filter(|session| !session.can_close()).for_each(Session::drain);
+        self.retired.retain(|session| !session.can_close());
+    }
 }
 
 /// Work in a session.
@@ -47,7 +68,8 @@ pub(crate) struct Ticket {
 
 /// What has become of some work.
 enum Outcome<T> {
-    Pending(Arc<Queue>),
+    /// With the time of its last progress.
+    Pending(Arc<Queue>, Option<Instant>),
     Ended(Result<T, Failure>),
 }
 
@@ -96,8 +118,9 @@ impl Connection {
     fn begin(&self, deadline: Instant, begin: impl FnOnce(&mut Session) -> Result<u64>) -> Result<Ticket> {
         self.check_process()?;
         let mut state = self.lock();
+        state.close_retired();
         if state.session.as_ref().is_some_and(Session::is_stale) {
-            state.session = None;
+            state.retire();
         }
         if state.session.is_none() {
             state.session = Some(Session::connect(&self.route, &self.settings, deadline)?);
@@ -108,14 +131,13 @@ impl Connection {
         Ok(Ticket { epoch, number: begin(session)? })
     }
 
-    /// Ends a session that broke. Dropping it closes its endpoint, so that nothing is written into
-    /// its buffers any more.
+    /// Ends a session that broke.
     fn end_if_broken(&self, state: &mut State) {
         if let Some(failure) = state.session.as_mut().and_then(|session| session.broken.take()) {
             tracing::debug!(address = %self.address(), ?failure, "a connection broke");
-            state.session = None;
-            state.last = Some(failure);
             self.wake(state);
+            state.retire();
+            state.last = Some(failure);
         }
     }
 
@@ -144,7 +166,7 @@ impl Connection {
             }
             self.end_if_broken(&mut state);
             if let Some(session) = &state.session {
-                return Outcome::Pending(Arc::clone(&session.queue));
+                return Outcome::Pending(Arc::clone(&session.queue), session.last_progress(ticket.number));
             }
         }
         let failure = state.last.clone();
@@ -152,7 +174,7 @@ impl Connection {
     }
 
     /// Sleeps until something ends.
-    fn sleep(&self, ticket: Ticket, queue: &Queue, timeout: Duration) {
+    fn sleep(&self, ticket: Ticket, queue: &Arc<Queue>, timeout: Duration) {
         let mut done = Vec::new();
         self.sleepers.fetch_add(1, Ordering::AcqRel);
         let result = queue.wait(timeout.min(SLEEP), &mut done);
@@ -161,8 +183,10 @@ impl Connection {
             return;
         }
         let mut state = self.lock();
-        // Entries of a closed endpoint are of no session.
-        if state.epoch == ticket.epoch
+        let retired = state.retired.iter_mut().find(|session| Arc::ptr_eq(&session.queue, queue));
+        if let Some(session) = retired {
+            session.end_operations(done);
+        } else if state.epoch == ticket.epoch
             && let Some(session) = state.session.as_mut()
         {
             session.handle(done);
@@ -185,8 +209,10 @@ impl Connection {
         loop {
             match self.look(ticket, &mut take) {
                 Outcome::Ended(result) => return Ok(result),
-                Outcome::Pending(queue) => {
+                Outcome::Pending(queue, progress) => {
                     let now = Instant::now();
+                    // A long read may go on as long as data arrives.
+                    let deadline = progress.map_or(deadline, |last| deadline.max(last + self.settings.timeout));
                     if now >= deadline {
                         return Err(self.time_out(ticket));
                     }
@@ -203,7 +229,7 @@ impl Connection {
     /// Ends the session of work that lasts too long: nothing is written into its buffers any more.
     fn time_out(&self, ticket: Ticket) -> Error {
         let mut state = self.lock();
-        if state.epoch == ticket.epoch && state.session.take().is_some() {
+        if state.epoch == ticket.epoch && state.retire() {
             state.last = Some(Failure::Lost("the producer did not answer in time".to_owned()));
         }
         Error::TimedOut { address: self.address(), timeout: self.settings.timeout }
@@ -262,8 +288,11 @@ impl Connection {
         let Some(ticket) = read.ticket else { return Ok(None) };
         match self.look(ticket, Self::take_landed) {
             Outcome::Ended(result) => self.settle(read, result),
-            Outcome::Pending(_) if Instant::now() >= read.deadline => Err(self.time_out(ticket)),
-            Outcome::Pending(_) => Ok(None),
+            Outcome::Pending(_, progress) => {
+                let late = progress.map(|last| last + self.settings.timeout);
+                let is_late = Instant::now() >= late.map_or(read.deadline, |late| late.max(read.deadline));
+                if is_late { Err(self.time_out(ticket)) } else { Ok(None) }
+            }
         }
     }
 
@@ -390,9 +419,24 @@ impl Drop for Connection {
         let session = state.session.take();
         if self.generation != fork::generation() {
             // The parent goes on with it.
-            core::mem::forget(session);
-        } else if let Some(session) = session {
-            session.end();
+            core::mem::forget((session, core::mem::take(&mut state.retired)));
+            return;
+        }
+        if let Some(session) = session {
+            state.retired.extend(session.end());
+        }
+        let until = Instant::now() + LAST_WAIT;
+        state.close_retired();
+        while !state.retired.is_empty() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(1));
+            state.close_retired();
+        }
+        if !state.retired.is_empty() {
+            tracing::warn!(
+                address = %self.route.address(),
+                "a connection stays open: this libfabric cannot close it while the producer does not answer"
+            );
+            core::mem::forget(core::mem::take(&mut state.retired));
         }
     }
 }

@@ -76,6 +76,8 @@ struct Read {
     outstanding: usize,
     /// Where generation and nonce go.
     slot: Option<Arc<Buffer>>,
+    /// When it began, or a part of it arrived.
+    last_progress: Instant,
     result: Option<Result<(), Failure>>,
 }
 
@@ -149,6 +151,7 @@ pub(crate) struct Session {
     pub max_grant: Duration,
     idle_limit: Duration,
     last_request: Instant,
+    closes_during_reads: bool,
     /// Why the session cannot be used any more.
     pub broken: Option<Failure>,
 }
@@ -187,6 +190,7 @@ impl Session {
             max_grant: Duration::ZERO,
             idle_limit: settings.idle,
             last_request: Instant::now(),
+            closes_during_reads: domain.closes_during_reads(),
             broken: None,
         };
         for _ in 0..WINDOW {
@@ -279,27 +283,46 @@ impl Session {
         Ok(is_sent)
     }
 
+    /// Returns whether the endpoint may be closed now.
+    pub(crate) fn can_close(&self) -> bool {
+        let is_read =
+            |operation: &Operation| matches!(operation, Operation::Piece(_) | Operation::Slot(_));
+        self.closes_during_reads || !self.operations.values().any(is_read)
+    }
+
+    /// Lets operations of a session that is not used any more end.
+    pub(crate) fn drain(&mut self) {
+        let mut done = Vec::new();
+        if self.queue.read(&mut done).is_ok() {
+            self.end_operations(done);
+        }
+    }
+
+    /// As [`Self::drain`], for operations that have ended.
+    pub(crate) fn end_operations(&mut self, done: Vec<Done>) {
+        for done in done {
+            self.operations.remove(&done.token);
+            self.endpoint.release(done.token);
+        }
+    }
+
     /// Returns whether the server may have ended the session, since it was not used for long.
     pub(crate) fn is_stale(&self) -> bool {
         self.last_request.elapsed() > self.idle_limit.mul_f32(0.8)
     }
 
-    /// Ends the session in order, so that the server need not wait. Waits for a moment.
-    pub(crate) fn end(mut self) {
-        if self.broken.is_some() || !matches!(self.send(&Request::Bye.encode(self.number, 0)), Ok(true)) {
-            return;
-        }
-        let until = Instant::now() + Duration::from_millis(20);
-        let mut done = Vec::new();
-        while self.operations.values().any(|operation| matches!(operation, Operation::Send(_)))
-            && Instant::now() < until
-            && self.queue.wait(Duration::from_millis(1), &mut done).is_ok()
-        {
-            for done in mem::take(&mut done) {
-                self.operations.remove(&done.token);
-                self.endpoint.release(done.token);
+    /// Ends the session in order, so that the server need not wait. Waits for a moment. Returns the
+    /// session if it cannot be closed yet.
+    pub(crate) fn end(mut self) -> Option<Self> {
+        if self.broken.is_none() && matches!(self.send(&Request::Bye.encode(self.number, 0)), Ok(true)) {
+            let until = Instant::now() + Duration::from_millis(20);
+            let is_send = |operation: &Operation| matches!(operation, Operation::Send(_));
+            while self.operations.values().any(is_send) && Instant::now() < until {
+                self.drain();
+                std::thread::yield_now();
             }
         }
+        (!self.can_close()).then_some(self)
     }
 
     /// Makes progress: handles what has ended, and posts what waits.
@@ -368,6 +391,7 @@ impl Session {
             asked: 0,
             outstanding: 0,
             slot: None,
+            last_progress: Instant::now(),
             result: None,
         };
         self.work.insert(number, Work::Read(read));
@@ -555,6 +579,7 @@ impl Session {
             Operation::Piece(number) => {
                 let Some(Work::Read(read)) = self.work.get_mut(&number) else { return };
                 read.outstanding -= 1;
+                read.last_progress = Instant::now();
                 if read.outstanding == 0 && read.asked == read.length {
                     self.unposted.push_back(number);
                 }
@@ -604,6 +629,7 @@ impl Session {
             Purpose::Part(number, at, length) => {
                 let Some(Work::Read(read)) = self.work.get_mut(&number) else { return };
                 read.outstanding -= 1;
+                read.last_progress = Instant::now();
                 let failure = match (failure, reply) {
                     (Some(failure), _) => Some(failure),
                     (None, Reply::Data { data }) if data.len() == length => {
@@ -676,6 +702,14 @@ impl Session {
         match self.work.remove(&number) {
             Some(Work::Call(call)) => call.reply,
             _ => Some(Err(Failure::Lost("the call is not known".to_owned()))),
+        }
+    }
+
+    /// Returns when a read last made progress.
+    pub(crate) fn last_progress(&self, number: u64) -> Option<Instant> {
+        match self.work.get(&number) {
+            Some(Work::Read(read)) => Some(read.last_progress),
+            _ => None,
         }
     }
 

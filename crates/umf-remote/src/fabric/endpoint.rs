@@ -139,7 +139,8 @@ impl Queue {
                 Ok(())
             }
             _ if count == -(FI_EAVAIL as isize) => self.read_error(done),
-            _ if [FI_EAGAIN, FI_EINTR, FI_ECANCELED].contains(&(-count as i32)) => Ok(()),
+            // Also after a signal; then 1.17 may return FI_ENOENT.
+            _ if [FI_EAGAIN, FI_EINTR, FI_ENOENT, FI_ECANCELED].contains(&(-count as i32)) => Ok(()),
             _ => self.domain.check("fi_cq_read", count),
         }
     }

@@ -71,6 +71,13 @@ impl Domain {
         &self.info
     }
 
+    /// Returns whether an endpoint may be closed while a read is being received. The provider rxm
+    /// frees memory twice then, until libfabric 1.18.
+    pub(crate) fn closes_during_reads(&self) -> bool {
+        let is_layered = self.info.provider().split(';').any(|part| part == "ofi_rxm");
+        !is_layered || self.info.library().version() >= libfabric_sys::make_version(1, 18)
+    }
+
     const fn as_ptr(&self) -> *mut fid_domain {
         self.domain
     }

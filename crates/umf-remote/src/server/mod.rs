@@ -115,6 +115,7 @@ impl Server {
             by_name: HashMap::new(),
             peers: HashMap::new(),
             receives: 0,
+            pulled: 0,
             operations: HashMap::new(),
             unposted: VecDeque::new(),
             next: 0,
@@ -193,6 +194,14 @@ const RECEIVES_OF_SESSION: usize = WINDOW + 4;
 /// The most receives that are posted. With more sessions, messages wait in the fabric.
 const MAX_RECEIVES: usize = 2048;
 
+/// How long the end of the server waits for reads of importers' memory.
+const LAST_WAIT: Duration = Duration::from_millis(200);
+/// The most bytes that are read from importers at a time.
+const MAX_PULLED: usize = 64 << 20;
+/// The most answers of a session that its importer has not taken. One that asks for more than the
+/// window permits is ended.
+const MAX_ANSWERS: usize = 2 * WINDOW;
+
 /// An operation of the fabric.
 enum Operation {
     Receive(Arc<Buffer>),
@@ -204,8 +213,9 @@ enum Operation {
 
 /// An operation for which the endpoint had no room.
 enum Unposted {
-    Send(Arc<Buffer>, usize, u64, u64),
-    Pull(Arc<Buffer>, u64, Write),
+    /// With its length, the peer, the session, and the time until which it is tried.
+    Send(Arc<Buffer>, usize, u64, u64, Instant),
+    Pull(u64, Write),
 }
 
 /// The state of the server, which its thread owns.
@@ -221,6 +231,8 @@ struct State {
     peers: HashMap<u64, usize>,
     /// Receives that are posted.
     receives: usize,
+    /// Bytes that are being read from importers.
+    pulled: usize,
     blocks: RegisteredBlocks,
     operations: HashMap<u64, Operation>,
     unposted: VecDeque<Unposted>,
@@ -271,6 +283,23 @@ impl State {
             self.end(session, "the server ends");
         }
         self.publish();
+        self.close();
+    }
+
+    /// Closes the endpoint, if the provider survives that.
+    fn close(mut self) {
+        let until = Instant::now() + LAST_WAIT;
+        let mut done = Vec::new();
+        while !self.domain.closes_during_reads() && self.pulled > 0 {
+            if Instant::now() >= until || self.queue.wait(Duration::from_millis(10), &mut done).is_err() {
+                tracing::warn!("the endpoint stays open: this libfabric cannot close it during a read");
+                core::mem::forget(self);
+                return;
+            }
+            for done in done.drain(..) {
+                self.complete(done);
+            }
+        }
     }
 
     fn publish(&self) {
@@ -331,23 +360,42 @@ impl State {
     fn post(&mut self, unposted: Unposted) {
         let token = self.next();
         let (session, result, operation) = match unposted {
-            Unposted::Send(buffer, length, peer, session) => {
+            Unposted::Send(buffer, length, peer, session, until) => {
                 let result = self.endpoint.send(peer, &buffer, length, token);
                 if matches!(result, Ok(false)) {
-                    self.unposted.push_back(Unposted::Send(buffer, length, peer, session));
+                    // Providers have no room for ever for a peer that has ended.
+                    if Instant::now() < until {
+                        self.unposted.push_back(Unposted::Send(buffer, length, peer, session, until));
+                    } else {
+                        self.leave(peer);
+                        self.end(session, "the importer does not take what it asked for");
+                    }
                     return;
                 }
                 (session, result, Operation::Send(buffer, peer, session))
             }
-            Unposted::Pull(buffer, session, write) => {
+            Unposted::Pull(session, write) => {
                 let Some(peer) = self.sessions.get(&session).map(Session::peer) else { return };
+                if self.pulled + write.length > MAX_PULLED {
+                    self.unposted.push_back(Unposted::Pull(session, write));
+                    return;
+                }
+                let buffer = match self.pool.take(write.length) {
+                    Ok(buffer) => buffer,
+                    Err(error) => {
+                        tracing::warn!(%error, "cannot take the data of a write");
+                        return self.end(session, "there is no memory for its data");
+                    }
+                };
                 let result = self.endpoint.read(peer, write.from, &buffer, (0, write.length), token);
                 if matches!(result, Ok(false)) {
-                    self.unposted.push_back(Unposted::Pull(buffer, session, write));
+                    self.pool.give_back(buffer);
+                    self.unposted.push_back(Unposted::Pull(session, write));
                     return;
                 }
                 if result.is_ok() {
                     *self.peers.entry(peer).or_default() += 1;
+                    self.pulled += write.length;
                 }
                 (session, result, Operation::Pull(buffer, peer, session, write))
             }
@@ -355,9 +403,6 @@ impl State {
         match result {
             Ok(_) => {
                 self.operations.insert(token, operation);
-                if let Some(session) = self.sessions.get_mut(&session) {
-                    session.begin_pending();
-                }
             }
             Err(error) => {
                 tracing::debug!(%error, "cannot post an operation");
@@ -385,8 +430,23 @@ impl State {
     }
 
     fn send_buffer(&mut self, peer: u64, session: u64, buffer: Arc<Buffer>, length: usize) {
+        if self.sessions.get(&session).is_some_and(|session| session.pending() > MAX_ANSWERS) {
+            return self.end(session, "the importer does not take what it asks for");
+        }
         *self.peers.entry(peer).or_default() += 1;
-        self.post(Unposted::Send(buffer, length, peer, session));
+        if let Some(session) = self.sessions.get_mut(&session) {
+            session.begin_pending();
+        }
+        let until = Instant::now() + self.settings.timeout;
+        self.post(Unposted::Send(buffer, length, peer, session, until));
+    }
+
+    /// Begins to read the data of a write.
+    fn pull(&mut self, session: u64, write: Write) {
+        if let Some(session) = self.sessions.get_mut(&session) {
+            session.begin_pending();
+        }
+        self.post(Unposted::Pull(session, write));
     }
 
     /// Ends one use of an address.
@@ -418,6 +478,9 @@ impl State {
         {
             tracing::debug!(session, reason = fault.reason, "an operation with an importer failed");
             self.end(session, "an operation failed");
+        }
+        if let Operation::Pull(_, _, _, write) = &operation {
+            self.pulled -= write.length;
         }
         match operation {
             Operation::Send(buffer, ..) => self.pool.give_back(buffer),
@@ -490,7 +553,7 @@ impl State {
         let (peer, name) = session.close();
         // What is posted is kept until it has ended.
         let is_of_session = |unposted: &Unposted| match unposted {
-            Unposted::Send(_, _, _, session) | Unposted::Pull(_, session, _) => *session == number,
+            Unposted::Send(_, _, _, session, _) | Unposted::Pull(session, _) => *session == number,
         };
         let dropped = self.unposted.iter().filter(|unposted| is_of_session(unposted));
         let unsent = dropped.filter(|unposted| matches!(unposted, Unposted::Send(..))).count();

@@ -8,7 +8,7 @@ use std::time::Instant;
 use hashbrown::HashMap;
 use umf_ipc::{Handle, Mapping};
 
-use super::{State, Unposted};
+use super::State;
 use crate::fabric::Buffer;
 use crate::protocol::{Header, MAX_PULL, Reply, Request};
 use crate::settings::MAX_SMALL;
@@ -24,6 +24,9 @@ pub(super) struct Write {
     /// Key and address of the data in the importer.
     pub from: (u64, u64),
 }
+
+/// The most grants of a session.
+const MAX_GRANTS: usize = 1024;
 
 /// A block that an importer may write: its lease defers the free of the block.
 struct Grant {
@@ -53,6 +56,11 @@ impl Session {
 
     pub(super) const fn peer(&self) -> u64 {
         self.peer
+    }
+
+    /// Returns the number of answers that are sent, and of writes whose data is read.
+    pub(super) const fn pending(&self) -> usize {
+        self.pending
     }
 
     pub(super) fn grants(&self) -> usize {
@@ -202,10 +210,9 @@ impl State {
                 if length == 0 || length > MAX_PULL {
                     return encode(&Reply::Failed { text: "a write has more bytes than a request may" });
                 }
-                let buffer = self.pool.take(length)?;
                 let (grant, offset) = (*grant, *offset);
                 let write = Write { request: header.request, grant, offset, length, from: (*key, *address) };
-                self.post(Unposted::Pull(buffer, number, write));
+                self.pull(number, write);
                 Ok(Answer::None)
             }
             Request::EndGrant { grant } => {
@@ -252,6 +259,9 @@ impl State {
             return Err(Failure::Text("the handle is not one of this process".to_owned()));
         }
         let mapping = self.importer.open(handle).map_err(Failure::of)?;
+        if self.sessions.get(&number).is_some_and(|session| session.grants() >= MAX_GRANTS) {
+            return Err(Failure::Static("it has as many grants as an importer may"));
+        }
         let grant = self.next();
         if let Some(session) = self.sessions.get_mut(&number) {
             session.grants.insert(grant, Grant { mapping, until: Instant::now() + time });
