@@ -302,6 +302,15 @@ impl<'p> Block<'p> {
         Ok(memory.with_host_access(self.host_access()))
     }
 
+    /// Returns a handle of the block for processes of other machines: see [`crate::remote`].
+    ///
+    /// # Errors
+    /// [`crate::remote::Error::NotServing`] if this process does not serve; as [`Block::handle`].
+    #[cfg(feature = "remote")]
+    pub fn remote_handle(&self) -> Result<crate::remote::RemoteHandle> {
+        crate::remote::remote_handle(&self.handle()?)
+    }
+
     /// Returns the address and leaves the block allocated, until it is freed by the pool's `free`.
     #[expect(clippy::must_use_candidate, reason = "also called to leave a block allocated")]
     pub fn into_address(self) -> Address {

@@ -30,6 +30,10 @@ pub enum Error {
     #[cfg(feature = "link")]
     #[error(transparent)]
     Link(#[from] umf_link::Error),
+    /// An error of remote memory.
+    #[cfg(feature = "remote")]
+    #[error(transparent)]
+    Remote(#[from] umf_remote::Error),
     /// An error in the settings.
     #[cfg(feature = "config")]
     #[error(transparent)]

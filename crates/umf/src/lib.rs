@@ -30,6 +30,7 @@
 //! | settings | [`init`], `umf.toml`, `UMF_*` variables: [`settings`](mod@settings) |
 //! | providers and pools of other crates | [`registry`] |
 //! | messages between two processes; ranks of a job | [`link`] |
+//! | memory of processes on other machines | [`remote`] |
 //! | regions that belong to a named set of processes | [`domain`] |
 //! | NUMA nodes, and memory on the fastest, nearest or largest of them | [`topology`], [`memory_space`] |
 //! | providers | [`host`], [`dma_buf`], [`cuda`], [`level_zero`], [`mod@file`], [`plugin`] |
@@ -51,6 +52,7 @@
         feature = "level-zero",
         feature = "link",
         feature = "plugin",
+        feature = "remote",
         feature = "slab",
         feature = "topology"
     )),
@@ -81,6 +83,8 @@ mod pool;
 mod process;
 #[cfg(feature = "config")]
 pub mod registry;
+#[cfg(feature = "remote")]
+pub mod remote;
 #[cfg(feature = "config")]
 pub mod settings;
 mod statistics;

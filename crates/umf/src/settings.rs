@@ -1,7 +1,7 @@
 //! The settings of umf: the schema, and the sections that belong to no kind of provider or pool.
 //!
 //! The keys of a kind are defined next to its code ([`umf_core::factory`]); those of `[link]` are
-//! [`crate::link::LinkSettings`].
+//! [`crate::link::LinkSettings`], and those of `[remote]` [`crate::remote::RemoteSettings`].
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -21,6 +21,8 @@ use umf_core::settings::{Auto, Milliseconds, TRUSTED, Trusted, refused};
 use umf_ipc::{Allow, Exchange, LimitPolicy, Ptracer};
 #[cfg(feature = "link")]
 use umf_link::LinkSettings;
+#[cfg(feature = "remote")]
+use umf_remote::RemoteSettings;
 use umf_runtime::checked::CheckSettings;
 
 use crate::{Result, registry};
@@ -272,6 +274,9 @@ pub struct Settings {
     /// `[link]`.
     #[cfg(feature = "link")]
     pub link: LinkSettings,
+    /// `[remote]`.
+    #[cfg(feature = "remote")]
+    pub remote: RemoteSettings,
     /// `[log]`.
     pub log: Log,
     /// `[shared_limits]`: the bytes that all pools that name a limit may hold together; 0 is
@@ -291,6 +296,8 @@ impl Settings {
             ipc: loaded.section("ipc")?,
             #[cfg(feature = "link")]
             link: loaded.section("link")?,
+            #[cfg(feature = "remote")]
+            remote: loaded.section("remote")?,
             log: loaded.section("log")?,
             shared_limits: loaded.values("shared_limits")?,
             loaded,
@@ -419,6 +426,11 @@ pub fn schema() -> Schema {
     let schema = schema.section::<LinkSettings>("link", "Messages between two processes.");
     #[cfg(not(feature = "link"))]
     let schema = schema.ignored("link");
+    #[cfg(feature = "remote")]
+    let schema =
+        schema.section::<RemoteSettings>("remote", "Memory of processes on other machines, over libfabric.");
+    #[cfg(not(feature = "remote"))]
+    let schema = schema.ignored("remote");
     schema
         .section::<Log>(
             "log",

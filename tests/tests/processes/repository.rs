@@ -22,6 +22,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("umf-ipc", &["umf-core", "umf-os", "umf-runtime", "umf-sync"]),
     ("umf-domain", &["umf-core", "umf-ipc", "umf-os", "umf-sync"]),
     ("umf-link", &["umf-core", "umf-domain", "umf-ipc", "umf-os", "umf-sync"]),
+    ("umf-remote", &["umf-core", "umf-ipc", "umf-libfabric-sys", "umf-os", "umf-sync"]),
     ("umf-cli", &["umf-rs", "umf-libfabric-sys", "umf-os"]),
     ("level-zero-sys", &[]),
     ("umf-cuda-sys", &[]),

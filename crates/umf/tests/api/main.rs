@@ -17,5 +17,6 @@ mod plugin_files;
 mod policy;
 mod refused_calls;
 mod registry_fork;
+mod remote;
 mod schema;
 mod settings;

@@ -31,6 +31,10 @@ fn variables_of_every_shape_are_read() {
         ("UMF_IPC_LEASES", "off"),
         ("UMF_LINK_ENGINE", "cma"),
         ("UMF_LINK_TIMEOUT_MS", "9"),
+        ("UMF_REMOTE_PROVIDER", "tcp"),
+        ("UMF_REMOTE_LOCAL", "false"),
+        ("UMF_REMOTE_SMALL_READ", "4KiB"),
+        ("UMF_REMOTE_TIMEOUT_MS", "700"),
         ("UMF_SHARED_LIMITS_JOB", "8GiB"),
         ("UMF_POOL_DEFAULTS_SHARED_LIMIT", "job"),
         ("UMF_POOL_DEFAULTS_PROVIDER", "near"),
@@ -52,6 +56,9 @@ fn variables_of_every_shape_are_read() {
     assert_eq!((ipc.open_timeout.as_millis(), ipc.leases), (5, Leases::Off));
     assert_eq!(settings.link.engine.unwrap().as_str(), "cma");
     assert_eq!(settings.link.timeout.unwrap().as_millis(), 9);
+    let remote = &settings.remote;
+    assert_eq!((remote.provider.as_str(), remote.local, remote.small_read), ("tcp", false, 4096));
+    assert_eq!(remote.timeout.as_millis(), 700);
     let keys = settings.pool("small").unwrap();
     assert_eq!((keys.shared_limit.as_str(), keys.provider.as_str()), ("job", "near"));
     assert_eq!(keys.on_free.as_str(), "release");
