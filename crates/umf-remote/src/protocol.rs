@@ -107,7 +107,8 @@ impl<'m> Reader<'m> {
     }
 
     fn handle(&mut self) -> Result<Handle, Malformed> {
-        Handle::from_bytes(&self.array::<HANDLE_SIZE>()?).map_err(|_| Malformed("a message has a damaged handle"))
+        Handle::from_bytes(&self.array::<HANDLE_SIZE>()?)
+            .map_err(|_| Malformed("a message has a damaged handle"))
     }
 
     /// Takes the rest, of at most `max` bytes.
@@ -256,7 +257,7 @@ impl<'m> Reply<'m> {
                 while !text.is_char_boundary(end) {
                     end -= 1;
                 }
-                bytes.extend(text[..end].as_bytes());
+                bytes.extend(&text.as_bytes()[..end]);
             }
             Self::ByMessages | Self::Done | Self::NotGranted | Self::OtherServer => {}
         }

@@ -250,6 +250,7 @@ pub struct PendingRead<'r> {
     state: Pending<'r>,
 }
 
+#[expect(clippy::large_enum_variant, reason = "most reads are of the large kind")]
 enum Pending<'r> {
     Here(Option<Vec<u8>>),
     There(&'r Arc<Connection>, Option<ReadState>),
@@ -402,7 +403,9 @@ impl Grant<'_> {
                 return Err(Error::NotGranted { address: "this machine".to_owned(), max });
             }
             return match &self.remote.place {
-                Place::Here(mapping) => Ok(mapping.with(|_| ()).and_then(|()| mapping.write(offset, data))?),
+                Place::Here(mapping) => {
+                    Ok(mapping.with(|_| ()).and_then(|()| mapping.write(offset, data))?)
+                }
                 Place::There { .. } => Err(Error::NotServing),
             };
         };

@@ -14,7 +14,7 @@ use umf_ipc::{HANDLE_SIZE, Handle};
 ///
 /// | bytes after the handle | content |
 /// |---|---|
-/// | 4 | `UMFR` |
+/// | 4 | `UMFN` |
 /// | 2 | version, 1 |
 /// | 2 | bytes of the route, these included |
 /// | 16 | the server's random number |
@@ -54,7 +54,7 @@ pub enum RouteError {
     Damaged(&'static str),
 }
 
-const MAGIC: [u8; 4] = *b"UMFR";
+const MAGIC: [u8; 4] = *b"UMFN";
 const VERSION: u16 = 1;
 /// The longest provider and address.
 const MAX_PROVIDER: usize = 64;
@@ -125,7 +125,7 @@ impl RemoteHandle {
         }
         let mut rest = route;
         if take(&mut rest)? != MAGIC {
-            return Err(RouteError::Damaged("it does not begin with \"UMFR\""));
+            return Err(RouteError::Damaged("it does not begin with \"UMFN\""));
         }
         if u16::from_le_bytes(take(&mut rest)?) != VERSION {
             return Err(RouteError::Damaged("another version; let both processes use the same release"));

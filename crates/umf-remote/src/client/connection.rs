@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use umf_ipc::Handle;
 use umf_sync::fork;
 
-use super::session::{BlockKey, CallReply, Failure, Session};
+use super::reads::BlockKey;
+use super::session::{CallReply, Failure, Session};
 use crate::fabric::{Buffer, BufferPool, Queue};
 use crate::protocol::Request;
 use crate::route::Route;
@@ -212,7 +213,8 @@ impl Connection {
                 Outcome::Pending(queue, progress) => {
                     let now = Instant::now();
                     // A long read may go on as long as data arrives.
-                    let deadline = progress.map_or(deadline, |last| deadline.max(last + self.settings.timeout));
+                    let deadline =
+                        progress.map_or(deadline, |last| deadline.max(last + self.settings.timeout));
                     if now >= deadline {
                         return Err(self.time_out(ticket));
                     }
@@ -241,12 +243,9 @@ impl Connection {
         match failure {
             Failure::Lost(reason) => Error::ProducerLost { address, reason },
             Failure::ReadFailed(reason) => Error::KeyRefused { address, reason },
-            Failure::Stale(now) => Error::Stale {
-                pid: handle.pid(),
-                slot: handle.slot(),
-                generation: handle.generation(),
-                now,
-            },
+            Failure::Stale(now) => {
+                Error::Stale { pid: handle.pid(), slot: handle.slot(), generation: handle.generation(), now }
+            }
             Failure::NotGranted => {
                 let max = self.lock().session.as_ref().map_or(Duration::ZERO, |session| session.max_grant);
                 Error::NotGranted { address, max }
@@ -402,9 +401,7 @@ impl Connection {
             let mut state = self.lock();
             let is_current = state.epoch == epoch;
             match state.session.as_mut().filter(|_| is_current) {
-                Some(session) => {
-                    Ticket { epoch, number: session.begin_call(&Request::EndGrant { grant })? }
-                }
+                Some(session) => Ticket { epoch, number: session.begin_call(&Request::EndGrant { grant })? },
                 // It has ended with its session.
                 None => return Ok(()),
             }

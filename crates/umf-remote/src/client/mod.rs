@@ -2,6 +2,7 @@
 //! server.
 
 mod connection;
+mod reads;
 mod session;
 
 pub(crate) use connection::{Connection, ReadState};

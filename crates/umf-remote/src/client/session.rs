@@ -7,12 +7,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hashbrown::HashMap;
-use umf_ipc::Handle;
 
+use super::reads::{BlockKey, KnownBlock, Read};
 use crate::fabric::{Addresses, Buffer, BufferPool, Domain, Done, Endpoint, Info, Query, Queue, library};
 use crate::protocol::{Header, MAX_INLINE, MAX_PULL, Reply, Request, WINDOW};
 use crate::route::Route;
-use crate::server::SLOT_SIZE;
 use crate::settings::{MAX_REPLY, MAX_SMALL};
 use crate::{Error, RemoteSettings, Result};
 
@@ -33,57 +32,9 @@ pub(crate) enum Failure {
     Own(Error),
 }
 
-/// A block that can be read one-sided.
-#[derive(Clone, Copy, Debug)]
-struct Located {
-    key: u64,
-    address: u64,
-    slot_key: u64,
-    slot_address: u64,
-}
-
-/// A located block, and the number of its users.
-#[derive(Debug)]
-struct KnownBlock {
-    /// `None`: it is read by messages.
-    located: Option<Located>,
-    users: usize,
-    /// Its place in the order of idle blocks, if it has no user.
-    idle_since: Option<u64>,
-}
-
-/// A block of the producer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct BlockKey(u32, u64);
-
-impl BlockKey {
-    pub(crate) fn of(handle: &Handle) -> Self {
-        Self(handle.slot(), handle.generation())
-    }
-}
-
-/// A read in progress.
-#[derive(Debug)]
-struct Read {
-    handle: Handle,
-    offset: usize,
-    length: usize,
-    buffer: Arc<Buffer>,
-    located: Option<Located>,
-    /// The bytes that were asked for so far.
-    asked: usize,
-    /// Operations and requests in flight.
-    outstanding: usize,
-    /// Where generation and nonce go.
-    slot: Option<Arc<Buffer>>,
-    /// When it began, or a part of it arrived.
-    last_progress: Instant,
-    result: Option<Result<(), Failure>>,
-}
-
 /// A request whose reply somebody waits for.
 #[derive(Debug)]
-struct Call {
+pub(super) struct Call {
     /// The source of a write.
     source: Option<Arc<Buffer>>,
     reply: Option<Result<CallReply, Failure>>,
@@ -97,14 +48,14 @@ pub(crate) enum CallReply {
 }
 
 #[derive(Debug)]
-enum Work {
-    Read(Read),
+pub(super) enum Work {
+    Read(Box<Read>),
     Call(Call),
 }
 
 /// What the reply to a request is for.
 #[derive(Clone, Copy, Debug)]
-enum Purpose {
+pub(super) enum Purpose {
     Locate(u64),
     /// The part of a read that begins at this offset in it.
     Part(u64, usize, usize),
@@ -114,7 +65,7 @@ enum Purpose {
 
 /// An operation of the endpoint.
 #[derive(Debug)]
-enum Operation {
+pub(super) enum Operation {
     Receive(Arc<Buffer>),
     Send(Arc<Buffer>),
     Piece(u64),
@@ -127,31 +78,31 @@ pub(crate) struct Session {
     pub queue: Arc<Queue>,
     pub pool: Arc<BufferPool>,
     // Closed before the others.
-    endpoint: Endpoint,
-    peer: u64,
-    number: u64,
-    next: u64,
-    operations: HashMap<u64, Operation>,
-    requests: HashMap<u64, Purpose>,
+    pub(super) endpoint: Endpoint,
+    pub(super) peer: u64,
+    pub(super) number: u64,
+    pub(super) next: u64,
+    pub(super) operations: HashMap<u64, Operation>,
+    pub(super) requests: HashMap<u64, Purpose>,
     /// Messages that wait for a place in the window, or in the endpoint; and whether they have a
     /// reply.
-    queued: VecDeque<(Vec<u8>, bool)>,
+    pub(super) queued: VecDeque<(Vec<u8>, bool)>,
     /// Requests that were sent and not answered yet: [`WINDOW`] at most.
-    unanswered: usize,
+    pub(super) unanswered: usize,
     /// Receives that the endpoint had no room for.
-    unposted_receives: usize,
-    work: HashMap<u64, Work>,
+    pub(super) unposted_receives: usize,
+    pub(super) work: HashMap<u64, Work>,
     /// Reads with pieces to be posted.
-    unposted: VecDeque<u64>,
-    blocks: HashMap<BlockKey, KnownBlock>,
-    idle: BTreeMap<u64, BlockKey>,
-    max_blocks: u64,
-    small: usize,
-    piece: usize,
+    pub(super) unposted: VecDeque<u64>,
+    pub(super) blocks: HashMap<BlockKey, KnownBlock>,
+    pub(super) idle: BTreeMap<u64, BlockKey>,
+    pub(super) max_blocks: u64,
+    pub(super) small: usize,
+    pub(super) piece: usize,
     pub max_grant: Duration,
-    idle_limit: Duration,
-    last_request: Instant,
-    closes_during_reads: bool,
+    pub(super) idle_limit: Duration,
+    pub(super) last_request: Instant,
+    pub(super) closes_during_reads: bool,
     /// Why the session cannot be used any more.
     pub broken: Option<Failure>,
 }
@@ -255,7 +206,7 @@ impl Session {
         }
     }
 
-    fn next(&mut self) -> u64 {
+    pub(super) fn next(&mut self) -> u64 {
         self.next += 1;
         self.next
     }
@@ -272,7 +223,7 @@ impl Session {
     }
 
     /// Sends a message. Returns `false` if the endpoint has no room.
-    fn send(&mut self, message: &[u8]) -> Result<bool> {
+    pub(super) fn send(&mut self, message: &[u8]) -> Result<bool> {
         let buffer = self.pool.take(message.len())?;
         buffer.copy_in(0, message);
         let token = self.next();
@@ -285,8 +236,7 @@ impl Session {
 
     /// Returns whether the endpoint may be closed now.
     pub(crate) fn can_close(&self) -> bool {
-        let is_read =
-            |operation: &Operation| matches!(operation, Operation::Piece(_) | Operation::Slot(_));
+        let is_read = |operation: &Operation| matches!(operation, Operation::Piece(_) | Operation::Slot(_));
         self.closes_during_reads || !self.operations.values().any(is_read)
     }
 
@@ -346,7 +296,7 @@ impl Session {
         }
     }
 
-    fn post_waiting(&mut self) -> Result<()> {
+    pub(super) fn post_waiting(&mut self) -> Result<()> {
         for _ in 0..mem::take(&mut self.unposted_receives) {
             self.receive()?;
         }
@@ -371,94 +321,11 @@ impl Session {
     }
 
     /// Sends a request, now or later.
-    fn request(&mut self, purpose: Purpose, request: &Request<'_>) {
+    pub(super) fn request(&mut self, purpose: Purpose, request: &Request<'_>) {
         let number = self.next();
         self.requests.insert(number, purpose);
         self.last_request = Instant::now();
         self.queued.push_back((request.encode(self.number, number), true));
-    }
-
-    /// Begins to read a part of a block. [`Self::take_read`] returns the outcome.
-    pub(crate) fn begin_read(&mut self, handle: &Handle, offset: usize, length: usize) -> Result<u64> {
-        let buffer = self.pool.take(length)?;
-        let number = self.next();
-        let read = Read {
-            handle: *handle,
-            offset,
-            length,
-            buffer,
-            located: None,
-            asked: 0,
-            outstanding: 0,
-            slot: None,
-            last_progress: Instant::now(),
-            result: None,
-        };
-        self.work.insert(number, Work::Read(read));
-        if (1..=self.small).contains(&length) {
-            self.unposted.push_back(number);
-        } else {
-            self.locate(number, handle);
-        }
-        self.post_waiting()?;
-        Ok(number)
-    }
-
-    /// Asks for the key of a block, if it is not known.
-    fn locate(&mut self, read: u64, handle: &Handle) {
-        match self.blocks.get(&BlockKey::of(handle)) {
-            Some(block) => {
-                let located = block.located;
-                if let Some(Work::Read(read)) = self.work.get_mut(&read) {
-                    read.located = located;
-                }
-                self.unposted.push_back(read);
-            }
-            None => self.request(Purpose::Locate(read), &Request::Locate { handle: *handle }),
-        }
-    }
-
-    /// Notes that a remote object uses a block, so that its key stays known.
-    pub(crate) fn use_block(&mut self, block: BlockKey) -> bool {
-        let Some(known) = self.blocks.get_mut(&block) else { return false };
-        known.users += 1;
-        if let Some(since) = known.idle_since.take() {
-            self.idle.remove(&since);
-        }
-        true
-    }
-
-    /// Ends a use.
-    pub(crate) fn release_block(&mut self, block: BlockKey) {
-        let next = self.next();
-        if let Some(known) = self.blocks.get_mut(&block) {
-            known.users = known.users.saturating_sub(1);
-            if known.users == 0 && known.idle_since.is_none() {
-                known.idle_since = Some(next);
-                self.idle.insert(next, block);
-            }
-        }
-        self.forget_idle();
-    }
-
-    /// Gives up the key of a block that was freed.
-    fn forget_block(&mut self, block: BlockKey) {
-        let Some(known) = self.blocks.remove(&block) else { return };
-        if let Some(since) = known.idle_since {
-            self.idle.remove(&since);
-        }
-        if let Some(located) = known.located {
-            let message = Request::Release { key: located.key }.encode(self.number, 0);
-            self.queued.push_back((message, false));
-        }
-    }
-
-    /// Gives up the keys of blocks that were not used for longest, above the limit.
-    fn forget_idle(&mut self) {
-        while self.max_blocks > 0 && self.blocks.len() as u64 > self.max_blocks {
-            let Some((_, block)) = self.idle.pop_first() else { return };
-            self.forget_block(block);
-        }
     }
 
     /// Begins a call. [`Self::take_call`] returns its reply.
@@ -466,7 +333,7 @@ impl Session {
         self.call_with(request, None)
     }
 
-    fn call_with(&mut self, request: &Request<'_>, source: Option<Arc<Buffer>>) -> Result<u64> {
+    pub(super) fn call_with(&mut self, request: &Request<'_>, source: Option<Arc<Buffer>>) -> Result<u64> {
         let number = self.next();
         self.work.insert(number, Work::Call(Call { source, reply: None }));
         self.request(Purpose::Call(number), request);
@@ -491,65 +358,6 @@ impl Session {
         self.call_with(&request, Some(source))
     }
 
-    /// Asks for the parts of a read by messages, as far as there is room.
-    fn ask_parts(&mut self, number: u64) {
-        while self.unanswered + self.queued.len() < WINDOW {
-            let Some(Work::Read(read)) = self.work.get_mut(&number) else { return };
-            // A read of nothing asks once, whether the block is current.
-            let is_asked = read.asked == read.length && (read.length > 0 || read.outstanding > 0);
-            if is_asked || read.result.is_some() {
-                return;
-            }
-            let part = (read.length - read.asked).min(self.small.max(1));
-            let (at, handle) = (read.asked, read.handle);
-            let offset = (read.offset + at) as u64;
-            read.asked += part;
-            read.outstanding += 1;
-            let request = Request::Read { handle, offset, length: part as u32 };
-            self.request(Purpose::Part(number, at, part), &request);
-        }
-        self.unposted.push_back(number);
-    }
-
-    /// Posts the pieces of a read, or asks for its parts, as far as there is room.
-    fn pump(&mut self, number: u64) -> Result<()> {
-        let Some(Work::Read(read)) = self.work.get_mut(&number) else { return Ok(()) };
-        let Some(located) = read.located else {
-            self.ask_parts(number);
-            return Ok(());
-        };
-        while read.asked < read.length {
-            let piece = (read.length - read.asked).min(self.piece);
-            self.next += 1;
-            let from = (located.key, located.address + (read.offset + read.asked) as u64);
-            let into = (read.asked, piece);
-            if !self.endpoint.read(self.peer, from, &read.buffer, into, self.next)? {
-                self.unposted.push_back(number);
-                return Ok(());
-            }
-            self.operations.insert(self.next, Operation::Piece(number));
-            read.asked += piece;
-            read.outstanding += 1;
-        }
-        // All data has arrived: now generation and nonce, by one read.
-        if read.outstanding == 0 && read.result.is_none() {
-            let slot = match &read.slot {
-                Some(slot) => Arc::clone(slot),
-                None => self.pool.take(SLOT_SIZE)?,
-            };
-            self.next += 1;
-            let from = (located.slot_key, located.slot_address);
-            read.slot = Some(Arc::clone(&slot));
-            if self.endpoint.read(self.peer, from, &slot, (0, SLOT_SIZE), self.next)? {
-                self.operations.insert(self.next, Operation::Slot(number));
-                read.outstanding += 1;
-            } else {
-                self.unposted.push_back(number);
-            }
-        }
-        Ok(())
-    }
-
     fn complete(&mut self, done: Done) {
         let Some(operation) = self.operations.remove(&done.token) else { return };
         self.endpoint.release(done.token);
@@ -557,8 +365,11 @@ impl Session {
             let is_read = matches!(operation, Operation::Piece(_) | Operation::Slot(_));
             // The first fault is the cause of the others.
             if self.broken.is_none() {
-                self.broken =
-                    Some(if is_read { Failure::ReadFailed(fault.reason) } else { Failure::Lost(fault.reason) });
+                self.broken = Some(if is_read {
+                    Failure::ReadFailed(fault.reason)
+                } else {
+                    Failure::Lost(fault.reason)
+                });
             }
             return;
         }
@@ -576,27 +387,8 @@ impl Session {
                     self.broken = Some(Failure::Own(error));
                 }
             }
-            Operation::Piece(number) => {
-                let Some(Work::Read(read)) = self.work.get_mut(&number) else { return };
-                read.outstanding -= 1;
-                read.last_progress = Instant::now();
-                if read.outstanding == 0 && read.asked == read.length {
-                    self.unposted.push_back(number);
-                }
-            }
-            Operation::Slot(number) => {
-                let Some(Work::Read(read)) = self.work.get_mut(&number) else { return };
-                read.outstanding -= 1;
-                let mut words = [0; SLOT_SIZE];
-                if let Some(slot) = read.slot.take() {
-                    slot.copy_out(0, &mut words);
-                    self.pool.give_back(slot);
-                }
-                let (generation, nonce) = words.split_at(8);
-                let now = u64::from_le_bytes(generation.try_into().unwrap_or_default());
-                let is_current = now == read.handle.generation() && nonce == read.handle.nonce().as_bytes();
-                read.result = Some(if is_current { Ok(()) } else { Err(Failure::Stale(now)) });
-            }
+            Operation::Piece(number) => self.piece_arrived(number),
+            Operation::Slot(number) => self.slot_arrived(number),
         }
     }
 
@@ -626,70 +418,7 @@ impl Session {
                 }
             }
             Purpose::Locate(number) => self.located(number, failure, reply),
-            Purpose::Part(number, at, length) => {
-                let Some(Work::Read(read)) = self.work.get_mut(&number) else { return };
-                read.outstanding -= 1;
-                read.last_progress = Instant::now();
-                let failure = match (failure, reply) {
-                    (Some(failure), _) => Some(failure),
-                    (None, Reply::Data { data }) if data.len() == length => {
-                        read.buffer.copy_in(at, data);
-                        None
-                    }
-                    _ => Some(unexpected()),
-                };
-                match failure {
-                    Some(failure) => read.result = Some(Err(failure)),
-                    None if read.outstanding == 0 && read.asked == read.length => {
-                        read.result.get_or_insert(Ok(()));
-                    }
-                    None => {}
-                }
-            }
-        }
-    }
-
-    fn located(&mut self, number: u64, failure: Option<Failure>, reply: &Reply<'_>) {
-        let Some(Work::Read(read)) = self.work.get_mut(&number) else { return };
-        let located = match (failure, reply) {
-            (Some(failure), _) => {
-                read.result = Some(Err(failure));
-                return;
-            }
-            (None, Reply::ByMessages) => None,
-            (None, &Reply::Located { key, address, slot_key, slot_address }) => {
-                Some(Located { key, address, slot_key, slot_address })
-            }
-            _ => {
-                read.result = Some(Err(unexpected()));
-                return;
-            }
-        };
-        read.located = located;
-        let block = BlockKey::of(&read.handle);
-        let since = self.next();
-        self.blocks.entry(block).or_insert_with(|| {
-            self.idle.insert(since, block);
-            KnownBlock { located, users: 0, idle_since: Some(since) }
-        });
-        self.unposted.push_back(number);
-        self.forget_idle();
-    }
-
-    /// Returns the outcome of a read, if it has one: the buffer with the data in front.
-    pub(crate) fn take_read(&mut self, number: u64) -> Option<Result<Arc<Buffer>, Failure>> {
-        match self.work.get(&number) {
-            Some(Work::Read(read)) if read.result.is_none() => return None,
-            _ => {}
-        }
-        match self.work.remove(&number) {
-            Some(Work::Read(read)) => {
-                if let Some(Err(Failure::Stale(_))) = &read.result {
-                    self.forget_block(BlockKey::of(&read.handle));
-                }
-                read.result.map(|result| result.map(|()| read.buffer))
-            }
-            _ => Some(Err(Failure::Lost("the read is not known".to_owned()))),
+            Purpose::Part(number, at, length) => self.part_arrived(number, (at, length), failure, reply),
         }
     }
 
@@ -704,21 +433,8 @@ impl Session {
             _ => Some(Err(Failure::Lost("the call is not known".to_owned()))),
         }
     }
-
-    /// Returns when a read last made progress.
-    pub(crate) fn last_progress(&self, number: u64) -> Option<Instant> {
-        match self.work.get(&number) {
-            Some(Work::Read(read)) => Some(read.last_progress),
-            _ => None,
-        }
-    }
-
-    /// Gives up a read. Its buffer is kept until its operations have ended.
-    pub(crate) fn forget(&mut self, number: u64) {
-        self.work.remove(&number);
-    }
 }
 
-fn unexpected() -> Failure {
+pub(super) fn unexpected() -> Failure {
     Failure::Refused("its reply does not fit the request".to_owned())
 }

@@ -29,7 +29,12 @@ impl Registration {
     ///
     /// # Safety
     /// The memory stays mapped as long as the registration exists.
-    pub(crate) unsafe fn new(domain: &Arc<Domain>, base: NonNull<u8>, size: usize, access: u64) -> Result<Self> {
+    pub(crate) unsafe fn new(
+        domain: &Arc<Domain>,
+        base: NonNull<u8>,
+        size: usize,
+        access: u64,
+    ) -> Result<Self> {
         let mut region = ptr::null_mut();
         let info = domain.info();
         for _ in 0..16 {

@@ -11,8 +11,8 @@ use libfabric_sys::*;
 use umf_sync::Lock;
 
 use super::{Buffer, Domain, note_unclosed};
-use crate::route::MAX_NAME;
 use crate::Result;
+use crate::route::MAX_NAME;
 
 /// An operation that failed.
 #[derive(Clone, Debug)]
@@ -66,9 +66,8 @@ impl Queue {
                 wait_set: ptr::null_mut(),
             };
             // SAFETY: the domain is live, and `queue` is valid for a write.
-            result = unsafe {
-                fi_cq_open(domain.as_ptr(), &raw mut attributes, &raw mut queue, ptr::null_mut())
-            };
+            result =
+                unsafe { fi_cq_open(domain.as_ptr(), &raw mut attributes, &raw mut queue, ptr::null_mut()) };
             if result == 0 {
                 let can_wait = wait_obj != FI_WAIT_NONE;
                 return Ok(Arc::new(Self { domain: Arc::clone(domain), queue, can_wait }));
@@ -202,9 +201,8 @@ impl Addresses {
         };
         let mut vector = ptr::null_mut();
         // SAFETY: the domain is live, and `vector` is valid for a write.
-        let result = unsafe {
-            fi_av_open(domain.as_ptr(), &raw mut attributes, &raw mut vector, ptr::null_mut())
-        };
+        let result =
+            unsafe { fi_av_open(domain.as_ptr(), &raw mut attributes, &raw mut vector, ptr::null_mut()) };
         domain.check("fi_av_open", result as isize)?;
         Ok(Arc::new(Self { domain: Arc::clone(domain), vector }))
     }
@@ -292,9 +290,7 @@ impl Endpoint {
         let mut name = vec![0; MAX_NAME];
         let mut length = name.len();
         // SAFETY: the endpoint is live, and the buffer has that length.
-        let result = unsafe {
-            fi_getname(self.endpoint.cast(), name.as_mut_ptr().cast(), &raw mut length)
-        };
+        let result = unsafe { fi_getname(self.endpoint.cast(), name.as_mut_ptr().cast(), &raw mut length) };
         self.domain().check("fi_getname", result as isize)?;
         name.truncate(length);
         Ok(name)

@@ -134,9 +134,8 @@ fn list(library: &'static Library, provider: &str, node: Option<(IpAddr, u16, bo
     let flags = if is_source { FI_SOURCE } else { 0 };
     let mut found = List(library, ptr::null_mut());
     // SAFETY: the texts end with a zero, and the hints are of this library.
-    let result = unsafe {
-        library.fi_getinfo(VERSION, pointer(&texts.0), service, flags, hints.1, &raw mut found.1)
-    };
+    let result =
+        unsafe { library.fi_getinfo(VERSION, pointer(&texts.0), service, flags, hints.1, &raw mut found.1) };
     match result {
         0 => Ok(found),
         // There is nothing.
@@ -184,7 +183,9 @@ impl Info {
             }
         };
         let is_at = |info: &&fi_info| match query {
-            Query::Serve { interface, .. } if !interface.is_empty() && interface.parse::<IpAddr>().is_err() => {
+            Query::Serve { interface, .. }
+                if !interface.is_empty() && interface.parse::<IpAddr>().is_err() =>
+            {
                 domain_of(info) == interface
             }
             _ => true,
@@ -197,7 +198,11 @@ impl Info {
         let chosen = candidates().next().map(|first| {
             let name = provider_of(first);
             let reachable = |info: &&fi_info| provider_of(info) == name && !is_loopback(info);
-            if matches!(query, Query::Serve { .. }) { candidates().find(reachable).unwrap_or(first) } else { first }
+            if matches!(query, Query::Serve { .. }) {
+                candidates().find(reachable).unwrap_or(first)
+            } else {
+                first
+            }
         });
         let Some(chosen) = chosen else {
             let wanted = match query {

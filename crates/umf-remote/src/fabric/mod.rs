@@ -56,9 +56,8 @@ impl Domain {
         let mut opened = Self { info, fabric: ptr::null_mut(), domain: ptr::null_mut() };
         let attributes = opened.info.fabric_attributes();
         // SAFETY: the attributes are of this library, and `fabric` is valid for a write.
-        let result = unsafe {
-            opened.info.library().fi_fabric(attributes, &raw mut opened.fabric, ptr::null_mut())
-        };
+        let result =
+            unsafe { opened.info.library().fi_fabric(attributes, &raw mut opened.fabric, ptr::null_mut()) };
         opened.check("fi_fabric", result as isize)?;
         let (fabric, info) = (opened.fabric, opened.info.as_ptr());
         // SAFETY: the fabric is live, the entry is one of it, and `domain` is valid for a write.

@@ -93,14 +93,17 @@ impl Server {
         let queue = Queue::open(&domain)?;
         let addresses = Addresses::open(&domain)?;
         let endpoint = Endpoint::open(&queue, &addresses)?;
-        let server =
-            umf_os::process::random().map_err(|errno| Error::System { call: "getrandom", errno })?;
+        let server = umf_os::process::random().map_err(|errno| Error::System { call: "getrandom", errno })?;
         let info = domain.info();
         let provider = info.provider().to_owned();
         let route = Route { server, format: info.format(), provider, name: endpoint.name()? };
         if !route.is_encodable() {
             let provider = route.provider;
-            return Err(Error::Fabric { call: "fi_getname", reason: "its address is too long".to_owned(), provider });
+            return Err(Error::Fabric {
+                call: "fi_getname",
+                reason: "its address is too long".to_owned(),
+                provider,
+            });
         }
         let shared = Arc::new(Shared::default());
         let mut state = State {
@@ -327,7 +330,13 @@ impl State {
             self.end(session, why);
         }
         let shortest = self.settings.idle.min(self.settings.timeout) / 4;
-        let interval = if is_timed { 20 } else if self.sessions.is_empty() { 1000 } else { 100 };
+        let interval = if is_timed {
+            20
+        } else if self.sessions.is_empty() {
+            1000
+        } else {
+            100
+        };
         Duration::from_millis(interval).min(shortest).max(Duration::from_millis(5))
     }
 
@@ -466,7 +475,9 @@ impl State {
         self.endpoint.release(done.token);
         let (peer, session) = match &operation {
             Operation::Receive(_) => (None, 0),
-            Operation::Send(_, peer, session) | Operation::Pull(_, peer, session, _) => (Some(*peer), *session),
+            Operation::Send(_, peer, session) | Operation::Pull(_, peer, session, _) => {
+                (Some(*peer), *session)
+            }
         };
         if let Some(session) = self.sessions.get_mut(&session)
             && peer.is_some()

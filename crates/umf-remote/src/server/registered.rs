@@ -103,7 +103,9 @@ impl RegisteredBlocks {
     fn has_room(&mut self, bytes: u64) -> bool {
         loop {
             let is_in = |value: u64, max: u64| max == 0 || value <= max;
-            if is_in(self.blocks.len() as u64 + 1, self.max_blocks) && is_in(self.bytes + bytes, self.max_bytes) {
+            if is_in(self.blocks.len() as u64 + 1, self.max_blocks)
+                && is_in(self.bytes + bytes, self.max_bytes)
+            {
                 return true;
             }
             let Some((_, block)) = self.idle.pop_first() else { return false };
@@ -139,7 +141,9 @@ impl RegisteredBlocks {
 
     /// Ends a session's use of all blocks.
     pub(super) fn release_all(&mut self, session: u64) {
-        let used = |(block, registered): (&Block, &Registered)| registered.users.contains(&session).then_some(*block);
+        let used = |(block, registered): (&Block, &Registered)| {
+            registered.users.contains(&session).then_some(*block)
+        };
         let used: Vec<Block> = self.blocks.iter().filter_map(used).collect();
         for block in used {
             self.release_block(block, session);
@@ -148,7 +152,8 @@ impl RegisteredBlocks {
 
     /// Closes the registrations of freed blocks.
     pub(super) fn sweep(&mut self) {
-        let is_freed = |(block, registered): (&Block, &Registered)| (!registered.mapping.is_current()).then_some(*block);
+        let is_freed =
+            |(block, registered): (&Block, &Registered)| (!registered.mapping.is_current()).then_some(*block);
         let freed: Vec<Block> = self.blocks.iter().filter_map(is_freed).collect();
         for block in freed {
             self.remove(block);

@@ -161,9 +161,7 @@ impl State {
         let encode = |reply: &Reply<'_>| Ok(Answer::Message(reply.encode(number, header.request)));
         let failed = |failure: Failure| Ok(Answer::Message(failure.reply(number, header.request)));
         match request {
-            Request::Hello { .. } => {
-                encode(&Reply::Failed { text: "a session cannot begin again" })
-            }
+            Request::Hello { .. } => encode(&Reply::Failed { text: "a session cannot begin again" }),
             Request::Ping => encode(&Reply::Done),
             Request::Bye => {
                 self.end(number, "the importer ends it");
@@ -188,10 +186,12 @@ impl State {
                     encode(&located.unwrap_or(Reply::ByMessages))
                 }
             },
-            Request::Read { handle, offset, length } => match self.read(number, header, handle, *offset, *length) {
-                Ok(answer) => Ok(answer),
-                Err(failure) => failed(failure),
-            },
+            Request::Read { handle, offset, length } => {
+                match self.read(number, header, handle, *offset, *length) {
+                    Ok(answer) => Ok(answer),
+                    Err(failure) => failed(failure),
+                }
+            }
             Request::Grant { handle, milliseconds } => {
                 let time = Duration::from_millis(u64::from(*milliseconds)).min(self.settings.max_grant);
                 if time.is_zero() {
@@ -273,10 +273,13 @@ impl State {
     /// block.
     fn write(&mut self, number: u64, request: u64, grant: u64, offset: u64, data: &[u8]) -> Vec<u8> {
         let session = self.sessions.get_mut(&number);
-        let grant = session.and_then(|session| session.grants.get(&grant)).filter(|grant| grant.until > Instant::now());
+        let grant = session
+            .and_then(|session| session.grants.get(&grant))
+            .filter(|grant| grant.until > Instant::now());
         let Some(grant) = grant else { return Reply::NotGranted.encode(number, request) };
         if !grant.mapping.is_current() {
-            let failure = grant.mapping.read_current(0, &mut []).map_or_else(Failure::of, |()| Failure::Stale(0));
+            let failure =
+                grant.mapping.read_current(0, &mut []).map_or_else(Failure::of, |()| Failure::Stale(0));
             return failure.reply(number, request);
         }
         let offset = usize::try_from(offset).unwrap_or(usize::MAX);
