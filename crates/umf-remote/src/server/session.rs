@@ -258,6 +258,10 @@ impl State {
         if self.exporter.nonce() != Some(handle.nonce()) || handle.has_ticket() {
             return Err(Failure::Text("the handle is not one of this process".to_owned()));
         }
+        // The lease keeps the memory while data is copied into it.
+        if !self.importer.settings().leases {
+            return Err(Failure::Static("it opens without leases, which grants need (ipc.leases)"));
+        }
         let mapping = self.importer.open(handle).map_err(Failure::of)?;
         if self.sessions.get(&number).is_some_and(|session| session.grants() >= MAX_GRANTS) {
             return Err(Failure::Static("it has as many grants as an importer may"));
