@@ -258,6 +258,7 @@ impl Session {
 
     pub(super) fn located(&mut self, number: u64, failure: Option<Failure>, reply: &Reply<'_>) {
         let Some(Work::Read(read)) = self.work.get_mut(&number) else { return };
+        read.last_progress = Instant::now();
         let located = match (failure, reply) {
             (Some(failure), _) => {
                 read.result = Some(Err(failure));
