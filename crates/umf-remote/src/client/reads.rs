@@ -11,6 +11,7 @@ use crate::Result;
 use crate::fabric::Buffer;
 use crate::protocol::{Reply, Request, WINDOW};
 use crate::server::SLOT_SIZE;
+use crate::settings::MAX_SMALL;
 
 /// A block that can be read one-sided.
 #[derive(Clone, Copy, Debug)]
@@ -153,7 +154,7 @@ impl Session {
             if is_asked || read.result.is_some() {
                 return;
             }
-            let part = (read.length - read.asked).min(self.small.max(1));
+            let part = (read.length - read.asked).min(MAX_SMALL);
             let (at, handle) = (read.asked, read.handle);
             let offset = (read.offset + at) as u64;
             read.asked += part;
