@@ -359,10 +359,18 @@ impl Connection {
         let deadline = Instant::now() + self.settings.timeout;
         let mut losses = 0;
         loop {
+            let asked = Instant::now();
             let ticket = self.begin(deadline, |session| session.begin_call(&request))?;
             match self.wait(ticket, deadline, Session::take_call)? {
                 Ok(CallReply::Granted { grant, milliseconds }) => {
-                    return Ok((grant, ticket.epoch, Duration::from_millis(u64::from(milliseconds))));
+                    let time = Duration::from_millis(u64::from(milliseconds));
+                    let mut state = self.lock();
+                    if state.epoch == ticket.epoch
+                        && let Some(session) = state.session.as_mut()
+                    {
+                        session.note_grant(grant, asked + time);
+                    }
+                    return Ok((grant, ticket.epoch, time));
                 }
                 Ok(CallReply::Done) => {
                     let what = "it answers a request for a grant with something else";
@@ -401,7 +409,7 @@ impl Connection {
             let mut state = self.lock();
             let is_current = state.epoch == epoch;
             match state.session.as_mut().filter(|_| is_current) {
-                Some(session) => Ticket { epoch, number: session.begin_call(&Request::EndGrant { grant })? },
+                Some(session) => Ticket { epoch, number: session.end_grant(grant)? },
                 // It has ended with its session.
                 None => return Ok(()),
             }

@@ -103,6 +103,8 @@ pub(crate) struct Session {
     pub(super) idle_limit: Duration,
     pub(super) last_request: Instant,
     pub(super) closes_during_reads: bool,
+    /// Grants, and the times until which they last.
+    grants: HashMap<u64, Instant>,
     /// Why the session cannot be used any more.
     pub broken: Option<Failure>,
 }
@@ -142,6 +144,7 @@ impl Session {
             idle_limit: settings.idle,
             last_request: Instant::now(),
             closes_during_reads: domain.closes_during_reads(),
+            grants: HashMap::new(),
             broken: None,
         };
         for _ in 0..WINDOW {
@@ -258,7 +261,22 @@ impl Session {
 
     /// Returns whether the server may have ended the session, since it was not used for long.
     pub(crate) fn is_stale(&self) -> bool {
-        self.last_request.elapsed() > self.idle_limit.mul_f32(0.8)
+        let now = Instant::now();
+        now.duration_since(self.last_request) > self.idle_limit.mul_f32(0.8)
+            && !self.grants.values().any(|until| *until > now)
+    }
+
+    /// Notes a grant: as long as it lasts, the server keeps the session.
+    pub(crate) fn note_grant(&mut self, grant: u64, until: Instant) {
+        let now = Instant::now();
+        self.grants.retain(|_, until| *until > now);
+        self.grants.insert(grant, until);
+    }
+
+    /// Begins to end a grant.
+    pub(crate) fn end_grant(&mut self, grant: u64) -> Result<u64> {
+        self.grants.remove(&grant);
+        self.begin_call(&Request::EndGrant { grant })
     }
 
     /// Ends the session in order, so that the server need not wait. Waits for a moment. Returns the
