@@ -411,6 +411,10 @@ impl Session {
     }
 
     fn reply(&mut self, header: Header, reply: &Reply<'_>) {
+        // A former session may have had an endpoint with this address.
+        if header.session != self.number {
+            return;
+        }
         let Some(purpose) = self.requests.remove(&header.request) else { return };
         self.unanswered = self.unanswered.saturating_sub(1);
         let failure = match reply {
