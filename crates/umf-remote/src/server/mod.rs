@@ -528,7 +528,9 @@ impl State {
 
     /// Begins a session, or refuses it.
     fn hello(&mut self, request: u64, server: [u8; 16], name: &[u8]) {
-        if let Some(before) = self.by_name.get(name).copied() {
+        if server == self.server
+            && let Some(before) = self.by_name.get(name).copied()
+        {
             self.end(before, "the importer connects again");
         }
         let peer = match self.addresses.insert(name) {
