@@ -74,6 +74,12 @@ fn domain_of(info: &fi_info) -> &str {
     }
 }
 
+/// Returns the kinds of registered memory of an entry's domain.
+fn memory_mode_of(info: &fi_info) -> i32 {
+    // SAFETY: as above.
+    unsafe { info.domain_attr.as_ref().map_or(0, |domain| domain.mr_mode) }
+}
+
 /// Returns the source address of an entry.
 fn source_of(info: &fi_info) -> Option<SocketAddr> {
     if info.src_addr.is_null() {
@@ -190,8 +196,12 @@ impl Info {
             }
             _ => true,
         };
-        // Memory of providers that want contexts, or prefixes of messages, does not fit.
-        let is_usable = |info: &&fi_info| info.mode == 0;
+        // Memory of providers that want contexts, or prefixes of messages, does not fit. A key that
+        // the provider chooses may be given out twice: then addresses must tell blocks apart.
+        let is_usable = |info: &&fi_info| {
+            let has = |mode| memory_mode_of(info) & mode != 0;
+            info.mode == 0 && (!has(FI_MR_PROV_KEY) || has(FI_MR_VIRT_ADDR))
+        };
         let is_loopback = |info: &&fi_info| source_of(info).is_some_and(|source| source.ip().is_loopback());
         let candidates = || found.iter().filter(fits).filter(is_at).filter(is_usable);
         // Of one provider, an address that other machines reach is better.
@@ -253,13 +263,12 @@ impl Info {
 
     /// Returns whether the domain has this kind of registered memory.
     pub(super) fn has_memory_mode(&self, mode: i32) -> bool {
-        // SAFETY: an entry of the library has its attributes.
-        unsafe { (*self.entry().domain_attr).mr_mode & mode != 0 }
+        memory_mode_of(self.entry()) & mode != 0
     }
 
     /// Returns the bytes of keys.
     pub(super) fn key_size(&self) -> usize {
-        // SAFETY: as above.
+        // SAFETY: an entry of the library has its attributes.
         unsafe { (*self.entry().domain_attr).mr_key_size }
     }
 

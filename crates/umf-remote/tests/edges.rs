@@ -1,0 +1,159 @@
+//! Reads and grants beside events that must not disturb them: frees, pauses, limits, settings.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use umf_core::{Address, Layout, Pool, Visibility};
+use umf_ipc::{Exporter, ExporterSettings, Handle, Importer};
+use umf_pool_proxy::ProxyPool;
+use umf_remote::{Error, Remote, RemoteImporter, RemoteSettings, Server};
+
+/// Longer than any read by message.
+const LONG: usize = 1 << 20;
+/// The bound of waits for what happens soon.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+struct Producer {
+    pool: Arc<dyn Pool>,
+    exporter: &'static Exporter,
+    importer: &'static Importer,
+}
+
+impl Producer {
+    fn new(has_leases: bool) -> Self {
+        let host = umf_provider_host::HostProvider::builder().visibility(Visibility::Shared);
+        let pool = ProxyPool::new(host.build().unwrap()).unwrap();
+        let exporter = Box::leak(Box::new(Exporter::new(ExporterSettings::default()).unwrap()));
+        let import = Arc::new(umf_provider_host::HostImport::new());
+        let importer = Importer::builder().import(import).leases(has_leases).build().unwrap();
+        Self { pool, exporter, importer: Box::leak(Box::new(importer)) }
+    }
+
+    /// Allocates a block that is filled with a byte.
+    fn block(&self, size: usize, byte: u8) -> (Address, Handle) {
+        let address = self.pool.allocate(Layout::new(size, 64).unwrap()).unwrap();
+        // SAFETY: the block is of the test, and has that size.
+        unsafe {
+            std::ptr::write_bytes(address.as_ptr().unwrap(), byte, size);
+            (address, self.exporter.handle_with_len(address, size).unwrap())
+        }
+    }
+
+    fn free(&self, address: Address) {
+        // SAFETY: only the fabric uses the block.
+        unsafe { self.pool.free(address) }.unwrap();
+    }
+}
+
+fn settings() -> RemoteSettings {
+    let mut settings = RemoteSettings::new();
+    settings.local = false;
+    let variable = umf_os::environment::variable;
+    if let Some(library) = variable("UMF_REMOTE_LIBRARY") {
+        settings.library = library.into();
+    }
+    match variable("UMF_REMOTE_PROVIDER").and_then(|name| name.into_string().ok()) {
+        Some(provider) => settings.provider = provider,
+        None => settings.interface = "127.0.0.1".to_owned(),
+    }
+    settings
+}
+
+fn serve(producer: &Producer, settings: &RemoteSettings) -> Option<Server> {
+    match Server::start(producer.exporter, producer.importer, settings) {
+        Ok(server) => Some(server),
+        Err(error @ Error::NoLibrary(_)) => {
+            println!("umf-skip: {error}");
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+fn open(importer: &RemoteImporter, server: &Server, handle: &Handle) -> Remote {
+    importer.open(&server.remote_handle(handle).unwrap()).unwrap()
+}
+
+#[test]
+fn grant_needs_a_lease() {
+    let producer = Producer::new(false);
+    let settings = settings();
+    let Some(server) = serve(&producer, &settings) else { return };
+    let importer = RemoteImporter::new(producer.importer, settings);
+    let (_, handle) = producer.block(LONG, 1);
+    let remote = open(&importer, &server, &handle);
+    assert_eq!(remote.read(0, LONG).unwrap()[LONG - 1], 1);
+    assert_eq!(remote.read(0, 10).unwrap()[9], 1);
+    // Nothing would keep the memory of a freed block while data is copied into it.
+    assert!(matches!(remote.grant(Duration::from_secs(1)), Err(Error::Refused { .. })));
+}
+
+#[test]
+fn read_of_a_freed_block_ends_no_grant() {
+    let producer = Producer::new(true);
+    let settings = settings();
+    let Some(server) = serve(&producer, &settings) else { return };
+    let importer = RemoteImporter::new(producer.importer, settings);
+    let (_, kept) = producer.block(LONG, 1);
+    let (freed_address, freed) = producer.block(LONG, 2);
+    let (kept, freed) = (open(&importer, &server, &kept), open(&importer, &server, &freed));
+    assert_eq!(freed.read(0, LONG).unwrap()[0], 2);
+    let grant = kept.grant(Duration::from_secs(5)).unwrap();
+    producer.free(freed_address);
+    let start = Instant::now();
+    while server.statistics().registered > 0 {
+        assert!(start.elapsed() < PATIENCE, "{:?}", server.statistics());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(matches!(freed.read(0, LONG), Err(Error::Stale { .. })));
+    grant.write(0, b"granted").unwrap();
+}
+
+#[test]
+fn read_that_is_polled_late_has_its_data() {
+    let producer = Producer::new(true);
+    let mut settings = settings();
+    let Some(server) = serve(&producer, &settings) else { return };
+    settings.timeout = Duration::from_millis(300);
+    let importer = RemoteImporter::new(producer.importer, settings);
+    let (_, handle) = producer.block(LONG, 1);
+    let remote = open(&importer, &server, &handle);
+    assert_eq!(remote.read(0, 10).unwrap()[9], 1);
+    // The program computes meanwhile, for longer than a call may wait.
+    let read = remote.start_read(0, LONG).unwrap();
+    std::thread::sleep(Duration::from_millis(600));
+    assert_eq!(read.wait().unwrap()[LONG - 1], 1);
+}
+
+#[test]
+fn block_without_a_registration_is_read_by_long_messages() {
+    let producer = Producer::new(true);
+    let mut settings = settings();
+    settings.small_read = 64;
+    settings.max_registered_bytes = 1;
+    let Some(server) = serve(&producer, &settings) else { return };
+    let importer = RemoteImporter::new(producer.importer, settings);
+    let (_, handle) = producer.block(LONG, 1);
+    let remote = open(&importer, &server, &handle);
+    assert_eq!(remote.read(0, LONG).unwrap()[LONG - 1], 1);
+    let statistics = server.statistics();
+    assert_eq!(statistics.bytes_by_messages, LONG as u64);
+    assert!(statistics.requests < 200, "{statistics:?}");
+}
+
+#[test]
+fn grant_outlasts_a_pause() {
+    let producer = Producer::new(true);
+    let mut settings = settings();
+    settings.idle = Duration::from_millis(200);
+    let Some(server) = serve(&producer, &settings) else { return };
+    let importer = RemoteImporter::new(producer.importer, settings);
+    let (_, handle) = producer.block(LONG, 1);
+    let remote = open(&importer, &server, &handle);
+    let grant = remote.grant(Duration::from_secs(10)).unwrap();
+    std::thread::sleep(Duration::from_millis(600));
+    assert_eq!(remote.read(0, 10).unwrap()[9], 1);
+    grant.write(0, b"granted").unwrap();
+    assert_eq!(&*remote.read(0, 7).unwrap(), b"granted");
+}
