@@ -84,12 +84,26 @@ pub(crate) struct ReadState {
     ticket: Option<Ticket>,
     /// Sessions in which it was lost.
     losses: u32,
+    /// When the program last asked for it, and whether it has had more time since.
+    last_look: Instant,
+    is_extended: bool,
 }
 
 impl ReadState {
     pub(crate) fn new(handle: Handle, offset: usize, length: usize, timeout: Duration) -> Self {
-        let deadline = Instant::now() + timeout;
-        Self { handle, offset, length, deadline, ticket: None, losses: 0 }
+        let now = Instant::now();
+        let (deadline, ticket) = (now + timeout, None);
+        Self { handle, offset, length, deadline, ticket, losses: 0, last_look: now, is_extended: false }
+    }
+
+    /// Gives the read more time, once, if the program comes late. There is no progress meanwhile.
+    fn look(&mut self, timeout: Duration) {
+        let now = Instant::now();
+        if !self.is_extended && now.duration_since(self.last_look) > timeout / 4 {
+            self.is_extended = true;
+            self.deadline = self.deadline.max(now + timeout);
+        }
+        self.last_look = now;
     }
 }
 
@@ -284,6 +298,7 @@ impl Connection {
     /// Returns the data of a read, if it has ended.
     pub(crate) fn poll_read(&self, read: &mut ReadState) -> Result<Option<Landed>> {
         self.check_process()?;
+        read.look(self.settings.timeout);
         let Some(ticket) = read.ticket else { return Ok(None) };
         match self.look(ticket, Self::take_landed) {
             Outcome::Ended(result) => self.settle(read, result),
@@ -298,6 +313,7 @@ impl Connection {
     /// Waits for the data of a read.
     pub(crate) fn wait_read(&self, read: &mut ReadState) -> Result<Landed> {
         self.check_process()?;
+        read.look(self.settings.timeout);
         loop {
             let Some(ticket) = read.ticket else {
                 self.start(read)?;
