@@ -191,6 +191,8 @@ impl Session {
                 Some(slot) => Arc::clone(slot),
                 None => self.pool.take(SLOT_SIZE)?,
             };
+            // What an earlier read left in it is never taken for the slot.
+            slot.copy_in(0, &[u8::MAX; SLOT_SIZE]);
             self.next += 1;
             let from = (located.slot_key, located.slot_address);
             read.slot = Some(Arc::clone(&slot));
