@@ -411,19 +411,25 @@ impl Grant<'_> {
         };
         let mut pending = VecDeque::new();
         let mut offset = offset;
+        let mut result = Ok(());
         for part in data.chunks(MAX_PULL) {
             if pending.len() == 4
                 && let Some(first) = pending.pop_front()
             {
-                connection.wait_write(first, &self.remote.handle)?;
+                result = connection.wait_write(first, &self.remote.handle);
             }
-            pending.push_back(connection.start_write(session, grant, offset, part)?);
+            let started = result.and_then(|()| connection.start_write(session, grant, offset, part));
+            result = started.map(|part| pending.push_back(part));
+            if result.is_err() {
+                break;
+            }
             offset += part.len();
         }
+        // Also after an error: the producer reads their data out of this process.
         for part in pending {
-            connection.wait_write(part, &self.remote.handle)?;
+            result = result.and(connection.wait_write(part, &self.remote.handle));
         }
-        Ok(())
+        result
     }
 
     /// Ends the grant, and waits until the producer knows.
