@@ -175,7 +175,8 @@ impl Session {
         while read.asked < read.length {
             let piece = (read.length - read.asked).min(self.piece);
             self.next += 1;
-            let from = (located.key, located.address + (read.offset + read.asked) as u64);
+            let address = located.address.wrapping_add((read.offset + read.asked) as u64);
+            let from = (located.key, address);
             let into = (read.asked, piece);
             if !self.endpoint.read(self.peer, from, &read.buffer, into, self.next)? {
                 self.unposted.push_back(number);
