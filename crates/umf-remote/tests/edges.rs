@@ -153,6 +153,23 @@ fn block_without_a_registration_is_read_by_long_messages() {
 }
 
 #[test]
+fn key_of_a_read_that_was_given_up_is_released() {
+    let producer = Producer::new(true);
+    let mut settings = settings();
+    settings.max_registered = 1;
+    let Some(server) = serve(&producer, &settings) else { return };
+    let importer = RemoteImporter::new(producer.importer, settings);
+    let blocks = [1, 2, 3].map(|byte| open(&importer, &server, &producer.block(LONG, byte).1));
+    assert_eq!(blocks[0].read(0, 1).unwrap()[0], 1);
+    drop(blocks[0].start_read(0, LONG).unwrap());
+    // The producer has no room for a second key. Its answer makes the importer release the first.
+    assert_eq!(blocks[1].read(0, LONG).unwrap()[0], 2);
+    let before = server.statistics().bytes_by_messages;
+    assert_eq!(blocks[2].read(0, LONG).unwrap()[0], 3);
+    assert_eq!(server.statistics().bytes_by_messages, before, "read one-sided");
+}
+
+#[test]
 fn grant_outlasts_a_pause() {
     let producer = Producer::new(true);
     let mut settings = settings();

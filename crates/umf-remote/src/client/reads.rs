@@ -98,7 +98,10 @@ impl Session {
                 }
                 self.unposted.push_back(read);
             }
-            None => self.request(Purpose::Locate(read), &Request::Locate { handle: *handle }),
+            None => {
+                let purpose = Purpose::Locate(read, BlockKey::of(handle));
+                self.request(purpose, &Request::Locate { handle: *handle });
+            }
         }
     }
 
@@ -260,32 +263,39 @@ impl Session {
         }
     }
 
-    pub(super) fn located(&mut self, number: u64, failure: Option<Failure>, reply: &Reply<'_>) {
+    /// The answer to a request for the key of a block has arrived. The read may have been given up.
+    pub(super) fn located(
+        &mut self,
+        number: u64,
+        block: BlockKey,
+        failure: Option<Failure>,
+        reply: &Reply<'_>,
+    ) {
+        let located = match (failure, reply) {
+            (Some(failure), _) => Err(failure),
+            (None, Reply::ByMessages) => Ok(None),
+            (None, &Reply::Located { key, address, slot_key, slot_address }) => {
+                Ok(Some(Located { key, address, slot_key, slot_address }))
+            }
+            _ => Err(unexpected()),
+        };
+        if let Ok(located) = located {
+            let since = self.next();
+            self.blocks.entry(block).or_insert_with(|| {
+                self.idle.insert(since, block);
+                KnownBlock { located, users: 0, idle_since: Some(since) }
+            });
+            self.forget_idle();
+        }
         let Some(Work::Read(read)) = self.work.get_mut(&number) else { return };
         read.last_progress = Instant::now();
-        let located = match (failure, reply) {
-            (Some(failure), _) => {
-                read.result = Some(Err(failure));
-                return;
+        match located {
+            Ok(located) => {
+                read.located = located;
+                self.unposted.push_back(number);
             }
-            (None, Reply::ByMessages) => None,
-            (None, &Reply::Located { key, address, slot_key, slot_address }) => {
-                Some(Located { key, address, slot_key, slot_address })
-            }
-            _ => {
-                read.result = Some(Err(unexpected()));
-                return;
-            }
-        };
-        read.located = located;
-        let block = BlockKey::of(&read.handle);
-        let since = self.next();
-        self.blocks.entry(block).or_insert_with(|| {
-            self.idle.insert(since, block);
-            KnownBlock { located, users: 0, idle_since: Some(since) }
-        });
-        self.unposted.push_back(number);
-        self.forget_idle();
+            Err(failure) => read.result = Some(Err(failure)),
+        }
     }
 
     /// Returns the outcome of a read, if it has one: the buffer with the data in front.

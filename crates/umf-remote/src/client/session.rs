@@ -56,7 +56,7 @@ pub(super) enum Work {
 /// What the reply to a request is for.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Purpose {
-    Locate(u64),
+    Locate(u64, BlockKey),
     /// The part of a read that begins at this offset in it.
     Part(u64, usize, usize),
     Call(u64),
@@ -439,7 +439,7 @@ impl Session {
                     self.pool.give_back(source);
                 }
             }
-            Purpose::Locate(number) => self.located(number, failure, reply),
+            Purpose::Locate(number, block) => self.located(number, block, failure, reply),
             Purpose::Part(number, at, length) => self.part_arrived(number, (at, length), failure, reply),
         }
     }
