@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use umf_core::{Address, Layout, Pool, Visibility};
 use umf_ipc::{Exporter, ExporterSettings, Handle, Importer};
@@ -12,7 +12,6 @@ use umf_remote::{Error, Remote, RemoteImporter, RemoteSettings, Server};
 /// Longer than any read by message.
 const LONG: usize = 1 << 20;
 /// The bound of waits for what happens soon.
-const PATIENCE: Duration = Duration::from_secs(20);
 
 struct Producer {
     pool: Arc<dyn Pool>,
@@ -90,7 +89,6 @@ fn grant_needs_a_lease() {
 }
 
 #[test]
-#[ignore = "a key that was swept after the free of its block breaks the session, and grants end with it"]
 fn read_of_a_freed_block_ends_no_grant() {
     let producer = Producer::new(true);
     let settings = settings();
@@ -102,11 +100,8 @@ fn read_of_a_freed_block_ends_no_grant() {
     assert_eq!(freed.read(0, LONG).unwrap()[0], 2);
     let grant = kept.grant(Duration::from_secs(5)).unwrap();
     producer.free(freed_address);
-    let start = Instant::now();
-    while server.statistics().registered > 0 {
-        assert!(start.elapsed() < PATIENCE, "{:?}", server.statistics());
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    // The server looks for freed blocks meanwhile.
+    std::thread::sleep(Duration::from_millis(500));
     assert!(matches!(freed.read(0, LONG), Err(Error::Stale { .. })));
     grant.write(0, b"granted").unwrap();
 }

@@ -315,7 +315,7 @@ impl State {
 
     /// Ends what has lasted too long. Returns the time until this is due again.
     fn tick(&mut self, now: Instant) -> Duration {
-        self.blocks.sweep();
+        self.blocks.sweep(now);
         let mut ended = Vec::new();
         let mut is_timed = false;
         for (&number, session) in &mut self.sessions {

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use hashbrown::{HashMap, HashSet};
 use libfabric_sys::FI_REMOTE_READ;
@@ -28,6 +29,8 @@ struct Registered {
     users: HashSet<u64>,
     /// Its place in the order of idle blocks, if no importer uses it.
     idle_since: Option<u64>,
+    /// When it was found that the block was freed.
+    freed: Option<Instant>,
 }
 
 /// The registered blocks of a server.
@@ -83,7 +86,8 @@ impl RegisteredBlocks {
             self.bytes += bytes;
             self.by_key.insert(data.key(), block);
             let mapping = mapping.without_lease();
-            let registered = Registered { data, slot, mapping, users: HashSet::new(), idle_since: None };
+            let registered =
+                Registered { data, slot, mapping, users: HashSet::new(), idle_since: None, freed: None };
             self.blocks.insert(block, registered);
         }
         let Some(registered) = self.blocks.get_mut(&block) else { return Ok(None) };
@@ -150,16 +154,28 @@ impl RegisteredBlocks {
         }
     }
 
-    /// Closes the registrations of freed blocks.
-    pub(super) fn sweep(&mut self) {
-        let is_freed =
-            |(block, registered): (&Block, &Registered)| (!registered.mapping.is_current()).then_some(*block);
-        let freed: Vec<Block> = self.blocks.iter().filter_map(is_freed).collect();
-        for block in freed {
+    /// Closes the registrations of freed blocks. Those with a user stay for a while: a refused key
+    /// breaks the connections of most providers, and by the key its user learns that the block is
+    /// stale.
+    pub(super) fn sweep(&mut self, now: Instant) {
+        let mut ended = Vec::new();
+        for (block, registered) in &mut self.blocks {
+            if registered.mapping.is_current() {
+                continue;
+            }
+            let since = *registered.freed.get_or_insert(now);
+            if registered.users.is_empty() || now.duration_since(since) > GRACE {
+                ended.push(*block);
+            }
+        }
+        for block in ended {
             self.remove(block);
         }
     }
 }
+
+/// How long the registration of a freed block that has a user stays.
+const GRACE: Duration = Duration::from_secs(2);
 
 /// Bytes of a slot that importers read: its generation, then the ledger's nonce.
 pub(crate) const SLOT_SIZE: usize = 24;
