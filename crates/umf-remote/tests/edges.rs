@@ -11,7 +11,6 @@ use umf_remote::{Error, Remote, RemoteImporter, RemoteSettings, Server};
 
 /// Longer than any read by message.
 const LONG: usize = 1 << 20;
-/// The bound of waits for what happens soon.
 
 struct Producer {
     pool: Arc<dyn Pool>,
