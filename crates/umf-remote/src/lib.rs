@@ -27,8 +27,9 @@
 //!
 //! # Security
 //!
-//! The fabric's own is all there is: whoever reaches the address of a server can read the blocks
-//! whose handles it knows. A key gives access to one block.
+//! The fabric's own is all there is: a process that reaches the address of a server can read the
+//! blocks whose handles it knows. A key gives access to one block, and after the free of the block
+//! to the memory that it had, until the registration is closed.
 
 mod client;
 mod error;

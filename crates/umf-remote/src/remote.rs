@@ -22,7 +22,7 @@ const IN_FLIGHT: usize = 16;
 /// fabric.
 ///
 /// **A read is never stale**: its data is returned only if the block was not freed before all of it
-/// had arrived. The producer may write the block while it is read, as with every shared memory.
+/// had been read. The producer may write the block while it is read, as with every shared memory.
 ///
 /// All methods may be called from several threads at once. A call ends within
 /// [`RemoteSettings::timeout`](crate::RemoteSettings::timeout) of its last progress by the producer.
@@ -217,8 +217,10 @@ impl Remote {
         if let Place::There { connection, used_in } = &self.place
             && !connection.has_session(used_in.load(Ordering::Relaxed))
             && let Some(epoch) = connection.use_block(&self.handle)
+            && used_in.swap(epoch, Ordering::Relaxed) == epoch
         {
-            used_in.store(epoch, Ordering::Relaxed);
+            // Another thread has noted it meanwhile.
+            connection.release_block(epoch, &self.handle);
         }
     }
 }
@@ -319,7 +321,7 @@ impl fmt::Debug for PendingRead<'_> {
     }
 }
 
-/// Bytes that were read: they are this process's own, and nobody else writes them.
+/// Bytes that were read: a copy, which no other process writes.
 pub struct Data {
     content: Content,
     length: usize,
@@ -375,7 +377,7 @@ impl Drop for Data {
 /// A permission to write a block, for a time. Dropping it ends the grant.
 ///
 /// The producer reads the data from this process and writes it itself, so that nothing of the fabric
-/// ever writes the producer's memory. A write that has returned is visible to all who read the
+/// ever writes the producer's memory. A write that has returned is visible to all reads of the
 /// block after that.
 pub struct Grant<'r> {
     remote: &'r Remote,

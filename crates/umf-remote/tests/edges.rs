@@ -164,6 +164,33 @@ fn key_of_a_read_that_was_given_up_is_released() {
 }
 
 #[test]
+fn unmapping_a_block_during_a_read_harms_its_reader_only() {
+    let producer = Producer::new(true);
+    let settings = settings();
+    let Some(server) = serve(&producer, &settings) else { return };
+    let importer = RemoteImporter::new(producer.importer, settings);
+    let (address, handle) = producer.block(64 * LONG, 1);
+    let remote = open(&importer, &server, &handle);
+    remote.prefetch().unwrap();
+    // The importer takes nothing of it, so that the fabric is in the middle of its answers.
+    let mut read = remote.start_read(0, 64 * LONG).unwrap();
+    std::thread::sleep(Duration::from_millis(100));
+    let _ = read.poll().unwrap();
+    producer.free(address);
+    let start = Instant::now();
+    while server.statistics().registered > 0 {
+        assert!(start.elapsed() < PATIENCE, "{:?}", server.statistics());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    producer.importer.evict_idle();
+    let error = read.wait().unwrap_err();
+    println!("{error}");
+    assert!(matches!(error, Error::Stale { .. } | Error::TimedOut { .. } | Error::ProducerLost { .. }));
+    let (_, handle) = producer.block(LONG, 2);
+    assert_eq!(open(&importer, &server, &handle).read(0, LONG).unwrap()[0], 2);
+}
+
+#[test]
 fn grant_outlasts_a_pause() {
     let producer = Producer::new(true);
     let mut settings = settings();

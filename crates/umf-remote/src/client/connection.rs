@@ -143,7 +143,13 @@ impl Connection {
         }
         let epoch = state.epoch;
         let Some(session) = state.session.as_mut() else { unreachable!("set above") };
-        Ok(Ticket { epoch, number: begin(session)? })
+        match begin(session) {
+            Ok(number) => Ok(Ticket { epoch, number }),
+            Err(error) => {
+                state.retire();
+                Err(error)
+            }
+        }
     }
 
     /// Ends a session that broke.

@@ -32,7 +32,7 @@ pub(crate) enum Failure {
     Own(Error),
 }
 
-/// A request whose reply somebody waits for.
+/// A request whose reply is waited for.
 #[derive(Debug)]
 pub(super) struct Call {
     /// The source of a write.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use libfabric_sys::*;
 use umf_sync::Lock;
 
-use super::{Domain, note_unclosed};
+use super::Domain;
 use crate::{Error, Result};
 
 /// Memory that is registered with a domain, until this is dropped.
@@ -83,11 +83,22 @@ impl Registration {
     }
 }
 
+impl Registration {
+    /// Closes the registration. Returns `false` if that fails: the fabric may still access the
+    /// memory, which then must stay as it is.
+    pub(crate) fn close(self) -> bool {
+        let registration = core::mem::ManuallyDrop::new(self);
+        // SAFETY: the domain is not used after this, and `registration` is not dropped.
+        let domain = unsafe { ptr::read(&raw const registration.domain) };
+        // SAFETY: closed once, here or in `drop`.
+        unsafe { domain.close("registration", registration.region.cast()) }
+    }
+}
+
 impl Drop for Registration {
     fn drop(&mut self) {
-        let _ = &self.domain;
-        // SAFETY: closed once, before its domain.
-        note_unclosed("registration", unsafe { fi_close(self.region.cast()) });
+        // SAFETY: closed once, here or in `close`, and before its domain.
+        unsafe { self.domain.close("registration", self.region.cast()) };
     }
 }
 
@@ -185,7 +196,9 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        drop(self.registration.take());
+        if self.registration.take().is_some_and(|registration| !registration.close()) {
+            return;
+        }
         // SAFETY: allocated in `new` with this layout, which was valid there.
         unsafe { dealloc(self.base.as_ptr(), Layout::from_size_align_unchecked(self.size, ALIGNMENT)) };
     }

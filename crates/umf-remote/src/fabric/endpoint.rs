@@ -10,7 +10,7 @@ use hashbrown::HashMap;
 use libfabric_sys::*;
 use umf_sync::Lock;
 
-use super::{Buffer, Domain, note_unclosed};
+use super::{Buffer, Domain};
 use crate::Result;
 use crate::route::MAX_NAME;
 
@@ -172,7 +172,7 @@ impl Queue {
 impl Drop for Queue {
     fn drop(&mut self) {
         // SAFETY: closed once; endpoints have an `Arc` of it.
-        note_unclosed("completion queue", unsafe { fi_close(self.queue.cast()) });
+        unsafe { self.domain.close("completion queue", self.queue.cast()) };
     }
 }
 
@@ -236,9 +236,8 @@ impl Addresses {
 
 impl Drop for Addresses {
     fn drop(&mut self) {
-        let _ = &self.domain;
         // SAFETY: closed once; endpoints have an `Arc` of it.
-        note_unclosed("address vector", unsafe { fi_close(self.vector.cast()) });
+        unsafe { self.domain.close("address vector", self.vector.cast()) };
     }
 }
 
@@ -364,7 +363,7 @@ impl Drop for Endpoint {
     fn drop(&mut self) {
         let _ = &self.addresses;
         // SAFETY: closed once, before its queue and addresses.
-        if !note_unclosed("endpoint", unsafe { fi_close(self.endpoint.cast()) }) {
+        if !unsafe { self.domain().close("endpoint", self.endpoint.cast()) } {
             // Its operations may still write.
             core::mem::forget(core::mem::take(&mut *self.held.lock()));
         }

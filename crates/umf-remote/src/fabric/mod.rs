@@ -16,8 +16,8 @@ use core::ptr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use libfabric_sys::{Library, fi_close, fi_domain, fid_domain, fid_fabric};
-use umf_sync::Lock;
+use libfabric_sys::{Library, fi_close, fi_domain, fid, fid_domain, fid_fabric};
+use umf_sync::{Lock, fork};
 
 use crate::{Error, Result};
 
@@ -44,6 +44,8 @@ pub(crate) struct Domain {
     info: Info,
     fabric: *mut fid_fabric,
     domain: *mut fid_domain,
+    /// [`fork::generation`] of the process that opened it.
+    generation: u32,
 }
 
 // SAFETY: the domain is opened for several threads (FI_THREAD_SAFE).
@@ -53,7 +55,12 @@ unsafe impl Sync for Domain {}
 
 impl Domain {
     pub(crate) fn open(info: Info) -> Result<Arc<Self>> {
-        let mut opened = Self { info, fabric: ptr::null_mut(), domain: ptr::null_mut() };
+        let mut opened = Self {
+            info,
+            fabric: ptr::null_mut(),
+            domain: ptr::null_mut(),
+            generation: fork::generation(),
+        };
         let attributes = opened.info.fabric_attributes();
         // SAFETY: the attributes are of this library, and `fabric` is valid for a write.
         let result =
@@ -97,19 +104,31 @@ impl Drop for Domain {
         // SAFETY: both are closed once, the domain first; all objects in it have an `Arc` of it.
         unsafe {
             if !self.domain.is_null() {
-                note_unclosed("domain", fi_close(self.domain.cast()));
+                self.close("domain", self.domain.cast());
             }
             if !self.fabric.is_null() {
-                note_unclosed("fabric", fi_close(self.fabric.cast()));
+                self.close("fabric", self.fabric.cast());
             }
         }
     }
 }
 
-/// Logs that an object cannot be closed. It stays open.
-fn note_unclosed(what: &'static str, result: i32) -> bool {
-    if result != 0 {
-        tracing::warn!(what, error = -result, "libfabric cannot close an object; it stays open");
+impl Domain {
+    /// Closes an object. Returns whether it is closed: otherwise the fabric may still use what
+    /// belongs to it. Objects that a forked child has inherited stay open, for its parent's sake.
+    ///
+    /// # Safety
+    /// The object is one of the domain, or the domain or fabric itself. It is live, and not used
+    /// any more.
+    unsafe fn close(&self, what: &'static str, object: *mut fid) -> bool {
+        if self.generation != fork::generation() {
+            return false;
+        }
+        // SAFETY: by the contract.
+        let result = unsafe { fi_close(object) };
+        if result != 0 {
+            tracing::warn!(what, error = -result, "libfabric cannot close an object; it stays open");
+        }
+        result == 0
     }
-    result == 0
 }

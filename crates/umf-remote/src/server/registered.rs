@@ -124,6 +124,12 @@ impl RegisteredBlocks {
             if let Some(since) = registered.idle_since {
                 self.idle.remove(&since);
             }
+            let Registered { data, slot, mapping, .. } = registered;
+            let are_closed = [data.close(), slot.close()];
+            if are_closed.contains(&false) {
+                // Peers may still read it.
+                core::mem::forget(mapping);
+            }
         }
     }
 
