@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use umf_core::{Address, Layout, Pool, Visibility};
 use umf_ipc::{Exporter, ExporterSettings, Handle, Importer};
@@ -11,6 +11,8 @@ use umf_remote::{Error, Remote, RemoteImporter, RemoteSettings, Server};
 
 /// Longer than any read by message.
 const LONG: usize = 1 << 20;
+/// The bound of waits for what happens soon.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 struct Producer {
     pool: Arc<dyn Pool>,

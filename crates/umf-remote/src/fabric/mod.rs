@@ -55,12 +55,8 @@ unsafe impl Sync for Domain {}
 
 impl Domain {
     pub(crate) fn open(info: Info) -> Result<Arc<Self>> {
-        let mut opened = Self {
-            info,
-            fabric: ptr::null_mut(),
-            domain: ptr::null_mut(),
-            generation: fork::generation(),
-        };
+        let mut opened =
+            Self { info, fabric: ptr::null_mut(), domain: ptr::null_mut(), generation: fork::generation() };
         let attributes = opened.info.fabric_attributes();
         // SAFETY: the attributes are of this library, and `fabric` is valid for a write.
         let result =
