@@ -7,6 +7,7 @@ use crate::output::{self, Failure};
 use crate::topology::TopologyOptions;
 
 mod devices;
+mod fabrics;
 pub(crate) mod finding;
 mod kernel;
 mod limits;
@@ -75,6 +76,7 @@ fn probe() -> Report {
             numa::probe(),
             devices::probe(),
             mpi::probe(),
+            fabrics::probe(),
             limits::probe_processors(),
         ],
     }

@@ -122,7 +122,7 @@ fn libraries() -> (Finding, Finding) {
 }
 
 /// Returns the finding for a child or a program that did not answer.
-fn untried(question: Question, name: &str, error: &ChildError) -> Finding {
+pub(super) fn untried(question: Question, name: &str, error: &ChildError) -> Finding {
     let remedy = "Run again when the machine is less busy.";
     question.limited(format!("unknown: {name} {error}"), remedy).value(Value::Null)
 }

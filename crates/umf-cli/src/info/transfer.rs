@@ -22,7 +22,7 @@ use umf::settings::{Loader, Settings};
 use umf::{Exchange, Exporter, Handle, Importer, Mode, Pool};
 
 use super::finding::{Finding, FindingState, Group, Question, allow, ask};
-use super::{devices, kernel, mpi, procfs};
+use super::{devices, fabrics, kernel, mpi, procfs};
 use crate::child::{Child, ChildError, Parent};
 use crate::sys;
 
@@ -205,6 +205,10 @@ pub(super) enum Role {
     LevelZero,
     /// Opens libfabric and umf's provider of it.
     Libfabric,
+    /// Asks libfabric for the providers that can read remote memory.
+    Fabrics,
+    /// Serves memory to other machines for a moment.
+    ServeRemote,
     /// Exports a block, and keeps it until the parent closes the channel. Answers in the
     /// directory of the settings, else in this one.
     Export(Option<PathBuf>),
@@ -236,6 +240,8 @@ pub(super) fn serve() -> std::io::Result<()> {
         Some(Role::Cuda) => parent.reply(&devices::query_cuda()),
         Some(Role::LevelZero) => parent.reply(&devices::query_level_zero()),
         Some(Role::Libfabric) => parent.reply(&mpi::query_libraries()),
+        Some(Role::Fabrics) => parent.reply(&fabrics::query()),
+        Some(Role::ServeRemote) => parent.reply(&fabrics::try_to_serve()),
         Some(Role::Export(temporary)) => export(&mut parent, temporary),
         Some(Role::Open(handle, mode, directory)) => parent.reply(&open(&handle, &mode, directory)),
         Some(Role::Read(pid, address)) => parent.reply(&read(pid, address)),

@@ -20,8 +20,8 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 const UNPRIVILEGED_UID: u32 = 65_534;
-const GROUPS: [&str; 9] =
-    ["kernel", "permissions", "transfer", "limits", "huge_pages", "numa", "devices", "mpi", "cpu"];
+const GROUPS: [&str; 10] =
+    ["kernel", "permissions", "transfer", "limits", "huge_pages", "numa", "devices", "mpi", "fabrics", "cpu"];
 
 fn program(path: impl AsRef<OsStr>, arguments: &[&str]) -> Command {
     let mut command = Command::new(path);
@@ -255,6 +255,7 @@ fn settings_in_remedies_exist() {
         include_str!("../../src/info/finding.rs"),
         include_str!("../../src/info/kernel.rs"),
         include_str!("../../src/info/limits.rs"),
+        include_str!("../../src/info/fabrics.rs"),
         include_str!("../../src/info/mpi.rs"),
         include_str!("../../src/info/numa.rs"),
         include_str!("../../src/info/procfs.rs"),

@@ -9,6 +9,7 @@ mod demo;
 mod failpoints;
 mod info;
 mod info_devices;
+mod info_fabrics;
 mod info_mpi;
 mod level_zero;
 mod topology;
