@@ -1,9 +1,12 @@
 //! `umf demo`: unrelated processes export blocks of a pool, open each other's, and measure it.
 //!
 //! The launcher starts the ranks and sends them requests. [`rank`] serves them in each process.
-//! [`report`] prints the results, and counts resources that were left behind.
+//! [`report`] prints the results, and counts resources that were left behind. [`remote`] is the demo
+//! of memory of other machines.
 
+mod network;
 mod rank;
+mod remote;
 mod report;
 
 use std::os::fd::AsFd;
@@ -29,6 +32,11 @@ use report::{DemoOutcome, OpenResources};
 /// text. Readers check the contents and write a reply into the block; the owner checks the replies.
 /// In the end all blocks are freed, and their handles must fail as stale. No file descriptor,
 /// mapping, name, socket or process may be left behind.
+///
+/// With --remote one process reads and writes a block of another over libfabric, as if it ran on
+/// another machine: it is in a network namespace of its own, joined by a veth pair, and maps no
+/// memory of this machine (remote.local = false). Where the kernel refuses namespaces, or there is no
+/// ip(8), or UMF_REMOTE_INTERFACE or a provider without IP is set, both stay in this network.
 #[derive(Args)]
 pub(crate) struct DemoCommand {
     /// Processes
@@ -39,9 +47,9 @@ pub(crate) struct DemoCommand {
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     blocks: u32,
 
-    /// Size of a block: bytes, or with a unit as in 64KiB
-    #[arg(long, value_name = "BYTES", default_value = "64KiB")]
-    size: ByteSize,
+    /// Size of a block: bytes, or with a unit as in 64KiB [default: 64KiB; with --remote 16MiB]
+    #[arg(long, value_name = "BYTES")]
+    size: Option<ByteSize>,
 
     /// How file descriptors are sent [default: the setting ipc.exchange]
     #[arg(long)]
@@ -55,6 +63,10 @@ pub(crate) struct DemoCommand {
     /// The longest that one step may take, in seconds [default: by the amount of work]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     timeout: Option<u64>,
+
+    /// Read and write a block over libfabric, as from another machine
+    #[arg(long, conflicts_with_all = ["ranks", "blocks", "exchange", "provider"])]
+    remote: bool,
 
     /// Print one JSON document; times in nanoseconds
     #[arg(long)]
@@ -95,11 +107,16 @@ impl DemoCommand {
     /// A step failed, or a resource was left behind.
     pub(crate) fn run(&self) -> Result<(), Failure> {
         if self.rank {
-            return Ok(rank::serve()?);
+            return Ok(if self.remote { remote::serve() } else { rank::serve() }?);
         }
         let settings = Settings::load(Loader::new())?;
         for warning in settings.loaded().warnings() {
             output::print_diagnostic(&format!("warning: {warning}"));
+        }
+        let timeout = self.timeout.map(Duration::from_secs);
+        if self.remote {
+            let size = self.size.map_or(Ok(16 << 20), |size| usize::try_from(size.get()));
+            return remote::run(&settings.remote, size.unwrap_or(usize::MAX), seed(), timeout, self.json);
         }
         let plan = self.plan()?;
         let exchange = match self.exchange.and_then(|exchange| exchange.to_possible_value()) {
@@ -111,7 +128,7 @@ impl DemoCommand {
             drop(plan.pool().map_err(|error| Failure::Message(error.to_string()))?);
         }
         umf::level_zero::release_unused();
-        let outcome = launch(plan, exchange, self.timeout.map(Duration::from_secs))?;
+        let outcome = launch(plan, exchange, timeout)?;
         let printed = if self.json { outcome.json()? } else { outcome.table(output::wants_colour()) };
         output::print(&printed)?;
         if outcome.leaked.is_empty() {
@@ -125,16 +142,15 @@ impl DemoCommand {
         /// Bytes of a block beyond its contents.
         const BLOCK_BYTES: u64 = 2 << 10;
         const OPEN_BYTES: u64 = 1 << 10;
-        let size = usize::try_from(self.size.get()).unwrap_or(usize::MAX);
+        let asked = self.size.unwrap_or(ByteSize::new(64 << 10));
+        let size = usize::try_from(asked.get()).unwrap_or(usize::MAX);
         if size == 0 {
             return Err(Failure::Message(
                 "cannot run with --size 0: a block has at least 1 byte; pass a larger --size".to_owned(),
             ));
         }
-        let clock = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-        let run = clock.as_nanos() as u64 ^ u64::from(std::process::id()).rotate_left(40);
-        let plan =
-            Plan { provider: self.provider.clone(), ranks: self.ranks, blocks: self.blocks, size, run };
+        let (provider, run) = (self.provider.clone(), seed());
+        let plan = Plan { provider, ranks: self.ranks, blocks: self.blocks, size, run };
         let ranks = u64::from(self.ranks);
         // Slabs and large blocks are rounded up by at most an eighth.
         let block = (size as u64).saturating_add(size as u64 / 8).saturating_add(BLOCK_BYTES);
@@ -151,7 +167,7 @@ impl DemoCommand {
              pass smaller --ranks, --blocks or --size",
             self.ranks,
             self.blocks,
-            self.size,
+            asked,
             output::format_bytes(needs),
         )))
     }
@@ -176,6 +192,12 @@ impl Plan {
         let ranks = u64::from(self.ranks);
         (ranks * (ranks - 1)).saturating_mul(self.blocks.into())
     }
+}
+
+/// Returns a seed for the contents of a run.
+fn seed() -> u64 {
+    let clock = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    clock.as_nanos() as u64 ^ u64::from(std::process::id()).rotate_left(40)
 }
 
 /// Runs the demo. All ranks have exited when it returns.

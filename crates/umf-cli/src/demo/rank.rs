@@ -16,7 +16,7 @@ const PASS_HANDLES: usize = 1024;
 /// Bytes that are written, checked and copied at a time.
 const CHUNK: usize = 1 << 20;
 /// Duration of each of the three measurements.
-const MEASURE_TIME: Duration = Duration::from_millis(50);
+pub(super) const MEASURE_TIME: Duration = Duration::from_millis(50);
 /// The longest wait for resources to be released.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -167,7 +167,7 @@ fn warm_up(plan: &Plan) -> umf::Result<RankReport> {
 
 /// Counts resources after the rank has dropped everything. Waits for the socket's thread, which
 /// needs a moment to notice that a reader is gone.
-fn wait_until_released(before: &OpenResources) -> OpenResources {
+pub(super) fn wait_until_released(before: &OpenResources) -> OpenResources {
     let deadline = Instant::now() + RELEASE_TIMEOUT;
     loop {
         let now = OpenResources::now();
@@ -373,7 +373,7 @@ impl<'a> Content<'a> {
 }
 
 /// Mixes the bits of a word (finaliser of SplitMix64).
-fn mix(word: u64) -> u64 {
+pub(super) fn mix(word: u64) -> u64 {
     let word = word.wrapping_add(0x9E37_79B9_7F4A_7C15);
     let word = (word ^ (word >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     let word = (word ^ (word >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
@@ -388,7 +388,7 @@ fn timed<T>(times: &mut Vec<f64>, run: impl FnOnce() -> T) -> T {
     result
 }
 
-fn median(mut values: Vec<f64>) -> Option<f64> {
+pub(super) fn median(mut values: Vec<f64>) -> Option<f64> {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied()
 }

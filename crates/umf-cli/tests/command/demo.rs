@@ -216,3 +216,117 @@ fn ranks_do_not_outlive_killed_launcher() {
     child.wait().unwrap();
     assert_gone(&ranks);
 }
+
+/// Returns whether the error is that there is no libfabric, and prints it.
+fn is_without_libfabric(test: &str, stderr: &str) -> bool {
+    let lacks = stderr.contains("cannot open libfabric");
+    if lacks {
+        println!("umf-skip: {test}: {stderr}");
+    }
+    lacks
+}
+
+#[test]
+fn remote_demo_reads_over_libfabric() {
+    let mut cases = vec![(vec!["--size", "3MiB"], None), (vec!["--size", "1"], Some("127.0.0.1"))];
+    if std::env::var_os("UMF_REMOTE_PROVIDER").is_some() {
+        // It may have no addresses of IP.
+        cases.truncate(1);
+    }
+    for (arguments, interface) in cases {
+        let mut command = umf(&[&["demo", "--remote", "--json"], &arguments[..]].concat());
+        if let Some(interface) = interface {
+            command.env("UMF_REMOTE_INTERFACE", interface);
+        }
+        let Output { status, stdout, stderr } = command.output().unwrap();
+        let stderr = String::from_utf8_lossy(&stderr);
+        if is_without_libfabric("remote_demo_reads_over_libfabric", &stderr) {
+            return;
+        }
+        assert!(status.success(), "{status}: {stderr}");
+        let outcome: Value = serde_json::from_slice(&stdout).unwrap();
+        assert_eq!(outcome["left_behind"].as_array().unwrap().len(), 0, "{outcome}");
+        match outcome["network"].as_str().unwrap() {
+            "namespaces" => assert!(outcome["no_namespaces"].is_null(), "{outcome}"),
+            "loopback" => {
+                println!("umf-skip: remote_demo_reads_over_libfabric: {}", outcome["no_namespaces"]);
+            }
+            network => assert_eq!(network, "settings"),
+        }
+        let sizes: Vec<u64> =
+            outcome["reads"].as_array().unwrap().iter().map(|read| read["bytes"].as_u64().unwrap()).collect();
+        assert_eq!(sizes.last(), outcome["size"].as_u64().as_ref(), "{outcome}");
+        let address = outcome["address"].as_str().unwrap();
+        assert!(interface.is_none_or(|interface| address.starts_with(interface)), "{outcome}");
+    }
+}
+
+#[test]
+fn remote_demo_without_namespaces_uses_loopback() {
+    let script = "echo 0 > /proc/sys/user/max_net_namespaces && exec \"$0\" demo --remote --size 100KiB";
+    let mut command = Command::new("unshare");
+    command.args(["-Ur", "sh", "-c", script, env!("CARGO_BIN_EXE_umf")]).stdin(Stdio::null());
+    command.env_remove("UMF_REMOTE_INTERFACE").env_remove("UMF_REMOTE_PROVIDER").env("HOME", "/nonexistent");
+    const NAME: &str = "remote_demo_without_namespaces_uses_loopback";
+    let Ok(Output { status, stdout, stderr }) = command.output() else {
+        println!("umf-skip: {NAME}: there is no program unshare(1)");
+        return;
+    };
+    let (stdout, stderr) = (String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
+    if is_without_libfabric(NAME, &stderr) {
+        return;
+    }
+    if !status.success() && stderr.contains("unshare: ") {
+        println!("umf-skip: {NAME}: {stderr}");
+        return;
+    }
+    assert!(status.success(), "{status}: {stderr}");
+    for part in [
+        "read over the loopback interface",
+        "no namespaces: ",
+        "freed: reads of the freed block refused as stale",
+        "left behind: nothing",
+    ] {
+        assert!(stdout.contains(part), "{part}: {stdout}");
+    }
+    assert!(stdout.lines().all(|line| line.chars().count() <= 80), "{stdout}");
+}
+
+#[test]
+fn remote_demo_ends_with_its_launcher_and_its_consumer() {
+    for is_launcher in [true, false] {
+        // Reading takes a second or more.
+        let mut command = umf(&["demo", "--remote", "--size", "64MiB", "--timeout", "20"]);
+        let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let launcher = i32::try_from(child.id()).unwrap();
+        let mut all = Vec::new();
+        let (mut child, mut has_ended) = (child, false);
+        eventually("a producer and a consumer", || {
+            let producers = children(launcher.cast_unsigned());
+            let consumer = producers.first().map(|&pid| children(pid.cast_unsigned())).unwrap_or_default();
+            // Programs such as ip(8) are children of the producer for a moment.
+            let is_umf = |pid: &i32| {
+                std::fs::read(format!("/proc/{pid}/cmdline"))
+                    .is_ok_and(|line| line.windows(6).any(|part| part == b"--rank"))
+            };
+            all = producers.iter().copied().chain(consumer.into_iter().filter(is_umf)).collect();
+            has_ended = child.try_wait().unwrap().is_some();
+            all.len() == 2 || has_ended
+        });
+        if has_ended {
+            let output = child.wait_with_output().unwrap();
+            let stderr = String::from_utf8_lossy(&output.stderr);
+            assert!(
+                is_without_libfabric("remote_demo_ends_with_its_launcher_and_its_consumer", &stderr),
+                "{stderr}"
+            );
+            return;
+        }
+        signal(if is_launcher { launcher } else { all[1] }, rustix::process::Signal::KILL);
+        let output = child.wait_with_output().unwrap();
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success(), "{stderr}");
+        assert!(is_launcher || stderr.contains("the consumer (process "), "{stderr}");
+        assert_gone(&all);
+    }
+}
