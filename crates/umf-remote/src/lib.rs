@@ -34,6 +34,7 @@
 mod client;
 mod error;
 mod fabric;
+mod listed;
 mod protocol;
 mod remote;
 mod route;
@@ -42,6 +43,7 @@ mod settings;
 
 pub use client::RemoteImporter;
 pub use error::{Error, Result};
+pub use listed::{ListedGrant, grants_of};
 pub use remote::{Data, Grant, PendingRead, Remote};
 pub use route::{RemoteHandle, RouteError};
 pub use server::{Server, ServerStatistics};

@@ -25,6 +25,7 @@ use umf_os::background::{self, Thread};
 use umf_sync::fork;
 
 use crate::fabric::{self, Addresses, Buffer, BufferPool, Domain, Done, Endpoint, Info, Query, Queue};
+use crate::listed::GrantList;
 use crate::protocol::{MAX_REQUEST, Reply, Request, WINDOW};
 use crate::route::Route;
 use crate::{Error, RemoteHandle, RemoteSettings, Result};
@@ -114,6 +115,7 @@ impl Server {
             server,
             pool: BufferPool::new(&domain),
             blocks: RegisteredBlocks::new(settings.max_registered, settings.max_registered_bytes),
+            grant_list: GrantList::default(),
             sessions: HashMap::new(),
             by_name: HashMap::new(),
             peers: HashMap::new(),
@@ -228,6 +230,7 @@ struct State {
     settings: RemoteSettings,
     shared: Arc<Shared>,
     server: [u8; 16],
+    grant_list: GrantList,
     sessions: HashMap<u64, Session>,
     by_name: HashMap<Vec<u8>, u64>,
     /// The users of each address: sessions, and messages to it. Without one it is removed.
@@ -305,7 +308,12 @@ impl State {
         }
     }
 
-    fn publish(&self) {
+    fn publish(&mut self) {
+        let numbers = self.sessions.values().map(Session::grants_number);
+        if self.grant_list.note(numbers.fold(0, u64::wrapping_add)) {
+            let listed = self.sessions.values().flat_map(Session::listed_grants).cloned();
+            self.grant_list.write(&listed.collect::<Vec<_>>());
+        }
         let Shared { importers, registered, grants, .. } = &*self.shared;
         importers.store(self.sessions.len() as u64, Ordering::Relaxed);
         registered.store(self.blocks.len() as u64, Ordering::Relaxed);

@@ -6,11 +6,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use hashbrown::HashMap;
-use umf_ipc::{Handle, Mapping};
+use umf_ipc::{Handle, Mapping, inspect};
 
 use super::State;
 use crate::fabric::Buffer;
+use crate::listed::ListedGrant;
 use crate::protocol::{Header, MAX_PULL, Reply, Request};
+use crate::route::Route;
 use crate::settings::MAX_SMALL;
 use crate::{RemoteSettings, Result};
 
@@ -32,6 +34,7 @@ const MAX_GRANTS: usize = 1024;
 struct Grant {
     mapping: Mapping<'static>,
     until: Instant,
+    listed: ListedGrant,
 }
 
 /// A session with an importer.
@@ -65,6 +68,16 @@ impl Session {
 
     pub(super) fn grants(&self) -> usize {
         self.grants.len()
+    }
+
+    /// Returns a number that differs if the grants do, 0 for none.
+    pub(super) fn grants_number(&self) -> u64 {
+        self.grants.keys().fold(0, |sum, grant| sum.wrapping_add(grant.wrapping_mul(0x9e37_79b9_7f4a_7c15)))
+    }
+
+    /// Returns the grants as other processes see them.
+    pub(super) fn listed_grants(&self) -> impl Iterator<Item = &ListedGrant> {
+        self.grants.values().map(|grant| &grant.listed)
     }
 
     /// Returns whether something ends at a time that is near.
@@ -267,8 +280,14 @@ impl State {
             return Err(Failure::Static("it has as many grants as an importer may"));
         }
         let grant = self.next();
+        let (format, provider) = (self.domain.info().format(), self.domain.info().provider());
         if let Some(session) = self.sessions.get_mut(&number) {
-            session.grants.insert(grant, Grant { mapping, until: Instant::now() + time });
+            let name = session.name.clone();
+            let importer =
+                Route { server: self.server, format, provider: provider.to_owned(), name }.address();
+            let end = inspect::now().saturating_add(time.as_nanos() as u64);
+            let listed = ListedGrant::new(handle, end, importer);
+            session.grants.insert(grant, Grant { mapping, until: Instant::now() + time, listed });
         }
         Ok(grant)
     }
