@@ -40,8 +40,8 @@ use umf_sync::{Lock, fork};
 
 #[doc(inline)]
 pub use umf_remote::{
-    Data, Error, Grant, PendingRead, Remote, RemoteHandle, RemoteImporter, RemoteSettings, RouteError,
-    ServerStatistics,
+    Data, Error, Grant, ListedGrant, PendingRead, Remote, RemoteHandle, RemoteImporter, RemoteSettings,
+    RouteError, ServerStatistics, grants_of,
 };
 
 use crate::Result;

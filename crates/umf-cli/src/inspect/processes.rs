@@ -4,6 +4,7 @@ use serde::{Serialize, Serializer};
 use umf::ipc::CacheStatistics;
 use umf::ipc::inspect::{FoundLedger, OwnerStatus, PoolFigures, Search, Slot, Statistics};
 use umf::ipc::rendezvous::Directory;
+use umf::remote::{self, ListedGrant};
 use umf::settings::{Loader, Settings};
 
 use crate::output::Failure;
@@ -213,6 +214,26 @@ pub(super) fn from_ledgers(search: &Search) -> Vec<Process> {
         .collect();
     processes.sort_by_key(|process| (!is_running(process.owner), process.pid));
     processes
+}
+
+/// Returns the grants to write that processes have given to importers on other machines, with the
+/// ids of the processes.
+pub(super) fn remote_grants(processes: &[Process]) -> Vec<(u32, ListedGrant)> {
+    let running = processes.iter().filter(|process| matches!(process.owner, OwnerStatus::Alive { .. }));
+    let grants = running.flat_map(|it| remote::grants_of(it.pid).into_iter().map(|grant| (it.pid, grant)));
+    grants.collect()
+}
+
+/// Returns a line for each grant.
+pub(super) fn grants_note(grants: &[(u32, ListedGrant)]) -> String {
+    let line = |(pid, grant): &(u32, ListedGrant)| {
+        let left = format_duration(grant.time_left().as_nanos() as u64);
+        format!(
+            "grant: pid {pid}, slot {}: a remote importer at {} may write for {left}\n",
+            grant.slot, grant.importer
+        )
+    };
+    grants.iter().map(line).collect()
 }
 
 /// Reads the name of a running process whose ledger has none.

@@ -10,7 +10,7 @@ use rustix::event::PollFlags;
 use serde_json::{Value, json};
 use umf::ipc::inspect::{self, OwnerStatus, Search};
 
-use super::processes::{self, Process};
+use super::processes::{self, Process, grants_note};
 use super::table::ColumnKind;
 use super::top;
 use crate::output::{self, Failure};
@@ -21,7 +21,8 @@ use crate::signals::{self, EndSignals};
 /// Reads the ledgers that they publish: no process is stopped or contacted. A process appears with
 /// its first export or its first open. Counters are as of the process's last export, miss, error or
 /// free; AGE is the time since then. A killed process is listed as long as another process has its
-/// ledger open. MAPPED VA is virtual address space, not memory.
+/// ledger open. MAPPED VA is virtual address space, not memory. Below the table, lines name the
+/// importers on other machines that may write a block for a time (umf::remote).
 #[derive(Args)]
 pub(crate) struct PsCommand {
     /// Print one JSON document
@@ -58,7 +59,8 @@ impl PsCommand {
             text.push('\n');
             text
         } else {
-            table(&processes, inspect::now(), output::wants_colour()) + &processes::denied_note(&search)
+            let table = table(&processes, inspect::now(), output::wants_colour());
+            table + &grants_note(&processes::remote_grants(&processes)) + &processes::denied_note(&search)
         };
         output::print(&printed)?;
         Ok(())
@@ -71,7 +73,9 @@ fn watch(interval: Duration) -> Result<(), Failure> {
     loop {
         let next = Instant::now() + interval;
         let search = processes::find()?;
-        let table = table(&processes::from_ledgers(&search), inspect::now(), false);
+        let processes = processes::from_ledgers(&search);
+        let table = table(&processes, inspect::now(), false);
+        let table = table + &grants_note(&processes::remote_grants(&processes));
         let text = format!("{}\n{table}{}\n", utc(SystemTime::now()), processes::denied_note(&search));
         if !print_unless_ended(&text, &ended)? {
             return Ok(());
@@ -277,10 +281,16 @@ fn table(processes: &[Process], now: u64, colour: bool) -> String {
 
 fn document(search: &Search, processes: &[Process]) -> Value {
     let now = inspect::now();
+    let grants = processes::remote_grants(processes).into_iter().map(|(pid, grant)| {
+        let left = grant.time_left().as_nanos() as u64;
+        json!({ "pid": pid, "slot": grant.slot, "importer": grant.importer, "left_ns": left })
+    });
+    let grants: Vec<Value> = grants.collect();
     json!({
         "format": 1,
         "now_ns": now,
         "processes": processes,
+        "remote_grants": grants,
         "denied": search.denied,
         "unreadable": search.unreadable,
         "silent": search.silent,

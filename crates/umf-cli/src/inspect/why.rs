@@ -215,6 +215,13 @@ fn list_open_leases(out: &mut Explanation, handle: &Handle, found: &FoundLedger,
             None => "  its ticket: opened by all its readers, cancelled, or its sender ended".to_owned(),
         });
     }
+    // A grant has its lease in the producer, whose server opens the block.
+    if let OwnerStatus::Alive { pid } = found.owner {
+        for grant in umf::remote::grants_of(pid).iter().filter(|grant| grant.is_of(handle)) {
+            let left = processes::format_duration(grant.time_left().as_nanos() as u64);
+            out.line(format!("  granted: a remote importer at {} may write for {left}", grant.importer));
+        }
+    }
     for row in found.lease_rows(handle.slot()).iter().filter(|row| row.is_owned && row.count > 0) {
         out.is_leased = true;
         if row.is_of_tickets {
@@ -225,8 +232,10 @@ fn list_open_leases(out: &mut Explanation, handle: &Handle, found: &FoundLedger,
             continue;
         }
         let times = if row.count == 1 { "once".to_owned() } else { format!("{} times", row.count) };
+        // Equal in another pid namespace, too.
+        let own = if row.pid == found.ledger.identity().pid { ", as the producer does" } else { "" };
         out.line(format!(
-            "  open: {times} in an importer that calls itself pid {} (uid {})",
+            "  open: {times} in an importer that calls itself pid {} (uid {}){own}",
             row.pid, row.uid
         ));
     }

@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
 
+#[path = "../../../../tests/src/alone.rs"]
+mod alone;
 mod config;
 mod cuda;
 mod demo;
@@ -12,4 +14,5 @@ mod info_devices;
 mod info_fabrics;
 mod info_mpi;
 mod level_zero;
+mod remote_grants;
 mod topology;
