@@ -1,15 +1,15 @@
 //! The grants of a server as other processes see them: `umf ps` and `umf why` list them.
 //!
-//! A server that has given a grant has a memfd with a list of its grants, which it writes as a whole
-//! whenever one begins or ends. A reader finds it in `/proc/<pid>/fd`, so that it needs the rights
-//! to inspect the process. The CRC-32 detects a list that is being written.
+//! A server that has given a grant has a memfd with a list of its grants, which it writes as a
+//! whole whenever one begins or ends. A reader finds it in `/proc/<pid>/fd`, so that it needs the
+//! rights to inspect the process. The CRC-32 detects a list that is being written.
 //!
 //! | bytes | content (little-endian) |
 //! |---|---|
 //! | 8 | `UMFGRANT` |
 //! | 4 | CRC-32 of all that follows |
 //! | 4 | number of grants |
-//! | 120 each | nonce (16), generation (8), end in ns of the boot clock (8), slot (4), importer (84) |
+//! | 120 each | nonce (16), generation (8), end: boot clock in ns (8), slot (4), importer (84) |
 
 use core::time::Duration;
 use std::os::fd::{AsFd, OwnedFd};

@@ -157,8 +157,8 @@ pub fn importer() -> Result<&'static RemoteImporter> {
         // SAFETY: the box is never freed.
         Ok(_) => Ok(unsafe { &*new }),
         Err(other) => {
-            // SAFETY: the box was not published. The other pointer is not null, and its box is never
-            // freed.
+            // SAFETY: the box was not published. The other pointer is not null, and its box is
+            // never freed.
             unsafe {
                 drop(Box::from_raw(new));
                 Ok(&*other)

@@ -1,8 +1,8 @@
 //! `umf demo`: unrelated processes export blocks of a pool, open each other's, and measure it.
 //!
 //! The launcher starts the ranks and sends them requests. [`rank`] serves them in each process.
-//! [`report`] prints the results, and counts resources that were left behind. [`remote`] is the demo
-//! of memory of other machines.
+//! [`report`] prints the results, and counts resources that were left behind. [`remote`] is the
+//! demo of memory of other machines.
 
 mod network;
 mod rank;
@@ -35,8 +35,8 @@ use report::{DemoOutcome, OpenResources};
 ///
 /// With --remote one process reads and writes a block of another over libfabric, as if it ran on
 /// another machine: it is in a network namespace of its own, joined by a veth pair, and maps no
-/// memory of this machine (remote.local = false). Where the kernel refuses namespaces, or there is no
-/// ip(8), or UMF_REMOTE_INTERFACE or a provider without IP is set, both stay in this network.
+/// memory of this machine (remote.local = false). Where the kernel refuses namespaces, or there is
+/// no ip(8), or UMF_REMOTE_INTERFACE or a provider without IP is set, both stay in this network.
 #[derive(Args)]
 pub(crate) struct DemoCommand {
     /// Processes

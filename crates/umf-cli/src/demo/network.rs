@@ -1,8 +1,8 @@
 //! Two network namespaces that play two machines: that of the producer of `umf demo --remote`, and
 //! that of its child, the consumer, joined by a veth pair.
 //!
-//! Both belong to a user namespace that the producer makes. So this needs no rights, changes nothing
-//! of the machine, and ends with the two processes.
+//! Both belong to a user namespace that the producer makes. So this needs no rights, changes
+//! nothing of the machine, and ends with the two processes.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

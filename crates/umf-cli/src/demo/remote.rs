@@ -5,8 +5,8 @@
 //!             umf0 ======= umf1          their network namespaces, if the kernel permits them
 //! ```
 //!
-//! Both set `remote.local = false`, the switch of tests: without it the consumer would map the block,
-//! since both are of one machine.
+//! Both set `remote.local = false`, the switch of tests: without it the consumer would map the
+//! block, since both are of one machine.
 
 use std::fmt::Write as _;
 use std::os::fd::AsFd;
