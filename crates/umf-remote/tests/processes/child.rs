@@ -51,20 +51,25 @@ pub(crate) fn kind(error: &umf_remote::Error) -> String {
 
 /// Limits the fds of this process: it can open `more`, or as many as the system permits.
 pub(crate) fn limit_fds(more: Option<u64>) {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    let set = |limit: &libc::rlimit| {
+        // SAFETY: `limit` is valid.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, limit) }, 0);
+    };
+    // SAFETY: `limit` is valid.
+    assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) }, 0);
+    limit.rlim_cur = limit.rlim_max;
+    set(&limit);
+    let Some(more) = more else { return };
     // umf keeps some fds at high numbers.
     let entries = std::fs::read_dir("/proc/self/fd").unwrap();
     let names = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u64>().ok());
     // The folder's own fd is closed by now.
     let is_open = |number: &u64| std::fs::read_link(format!("/proc/self/fd/{number}")).is_ok();
     let open: HashSet<u64> = names.collect::<Vec<_>>().into_iter().filter(is_open).collect();
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: `limit` is valid.
-    unsafe {
-        assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit), 0);
-        let first_refused = |more| (0..).filter(|number| !open.contains(number)).nth(more as usize).unwrap();
-        limit.rlim_cur = more.map_or(limit.rlim_max, first_refused).min(limit.rlim_max);
-        assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit), 0);
-    }
+    let first_refused = (0..).filter(|number| !open.contains(number)).nth(more as usize);
+    limit.rlim_cur = first_refused.unwrap().min(limit.rlim_max);
+    set(&limit);
 }
 
 /// A process in a role. Dropping it kills the process.

@@ -82,8 +82,11 @@ pub(crate) fn settings(changes: &str) -> RemoteSettings {
 
 /// Returns the index of the first byte that is not of a block with this word in every 8 bytes.
 pub(crate) fn first_wrong(data: &[u8], offset: usize, word: u64) -> Option<usize> {
-    let bytes = word.to_le_bytes();
-    (0..data.len()).find(|at| data[*at] != bytes[(offset + at) % 8])
+    let mut bytes = word.to_le_bytes();
+    bytes.rotate_left(offset % 8);
+    let is_right = |part: &[u8]| *part == bytes[..part.len()];
+    let wrong = data.chunks(8).position(|part| !is_right(part))?;
+    (wrong * 8..data.len()).find(|at| data[*at] != bytes[at % 8])
 }
 
 /// A process that a test started does its part here.

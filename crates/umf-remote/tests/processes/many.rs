@@ -12,7 +12,7 @@ const SIZE: usize = 1 << 20;
 fn sixty_four_importers_read_the_right_contents() {
     let test = "sixty_four_importers_read_the_right_contents";
     let megabytes = machine::number("TESTS_REMOTE_MEGABYTES").unwrap_or(512) as usize;
-    let Some(mut producer) = Child::start(test, "producer", "") else { return };
+    let Some(mut producer) = Child::start(test, "producer", "idle_ms=600000") else { return };
     let blocks: Vec<String> = (0..4).map(|_| producer.ask(&format!("allocate {SIZE}"))).collect();
     for count in [2, 64] {
         let mut importers: Vec<Child> = Vec::new();

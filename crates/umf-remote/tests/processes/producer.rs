@@ -175,6 +175,8 @@ pub(crate) fn run(settings: &RemoteSettings) {
     let import = Arc::new(umf_provider_host::HostImport::new());
     let importer: &Importer = Box::leak(Box::new(Importer::builder().import(import).build().unwrap()));
     if let Some(more) = crate::machine::number("TESTS_REMOTE_FDS") {
+        // The library is opened before.
+        let _ = umf_remote::providers(settings);
         limit_fds(Some(more));
     }
     let server = match Server::start(exporter, importer, settings) {
