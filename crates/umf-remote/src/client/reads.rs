@@ -84,7 +84,7 @@ impl Session {
         } else {
             self.locate(number, handle);
         }
-        self.post_waiting()?;
+        self.post_or_break();
         Ok(number)
     }
 

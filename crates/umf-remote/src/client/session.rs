@@ -32,6 +32,17 @@ pub(crate) enum Failure {
     Own(Error),
 }
 
+impl Failure {
+    /// Returns the failure of an operation that could not be posted. Some providers say so at once if
+    /// the peer cannot be reached.
+    pub(super) fn of(error: Error) -> Self {
+        match error {
+            Error::Fabric { call: "fi_send" | "fi_read", reason, .. } => Self::Lost(reason),
+            error => Self::Own(error),
+        }
+    }
+}
+
 /// A request whose reply is waited for.
 #[derive(Debug)]
 pub(super) struct Call {
@@ -165,11 +176,16 @@ impl Session {
     ) -> Result<()> {
         let address = || route.address();
         let lost = |reason: String| Error::ProducerLost { address: address(), reason };
+        let unsent = |error| match Failure::of(error) {
+            Failure::Own(error) => error,
+            Failure::Lost(reason) => lost(reason),
+            failure => lost(format!("{failure:?}")),
+        };
         let mut hello = Some(hello);
         let mut done = Vec::new();
         loop {
             if let Some(message) = hello.take()
-                && !self.send(&message)?
+                && !self.send(&message).map_err(unsent)?
             {
                 hello = Some(message);
             }
@@ -297,7 +313,7 @@ impl Session {
     pub(crate) fn progress(&mut self) {
         let mut done = Vec::new();
         if let Err(error) = self.queue.read(&mut done) {
-            self.broken = Some(Failure::Own(error));
+            self.broken = Some(Failure::of(error));
         }
         self.handle(done);
     }
@@ -307,14 +323,19 @@ impl Session {
         for done in done {
             self.complete(done);
         }
+        self.post_or_break();
+    }
+
+    /// Posts what waits. If that fails, the session is broken, and its work ends with the failure.
+    pub(super) fn post_or_break(&mut self) {
         if self.broken.is_none()
             && let Err(error) = self.post_waiting()
         {
-            self.broken = Some(Failure::Own(error));
+            self.broken = Some(Failure::of(error));
         }
     }
 
-    pub(super) fn post_waiting(&mut self) -> Result<()> {
+    fn post_waiting(&mut self) -> Result<()> {
         for _ in 0..mem::take(&mut self.unposted_receives) {
             self.receive()?;
         }
@@ -355,7 +376,7 @@ impl Session {
         let number = self.next();
         self.work.insert(number, Work::Call(Call { source, reply: None }));
         self.request(Purpose::Call(number), request);
-        self.post_waiting()?;
+        self.post_or_break();
         Ok(number)
     }
 
@@ -402,7 +423,7 @@ impl Session {
                 }
                 self.pool.give_back(buffer);
                 if let Err(error) = self.receive() {
-                    self.broken = Some(Failure::Own(error));
+                    self.broken = Some(Failure::of(error));
                 }
             }
             Operation::Piece(number) => self.piece_arrived(number),
