@@ -258,7 +258,8 @@ impl Held {
 impl Held {
     /// Returns whether nothing is more than before.
     fn is_within(&self, before: &Self) -> bool {
-        let is_within = |(kind, count): (&String, &usize)| *count <= before.fds.get(kind).copied().unwrap_or(0);
+        let is_within =
+            |(kind, count): (&String, &usize)| *count <= before.fds.get(kind).copied().unwrap_or(0);
         self.fds.iter().all(is_within) && self.mappings <= before.mappings && self.threads <= before.threads
     }
 }

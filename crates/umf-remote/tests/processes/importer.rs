@@ -70,7 +70,8 @@ impl Counts {
                 None if data.len() == length => self.good += 1,
                 at => {
                     let found = at.map(|at| data[at / 8 * 8..][..8.min(data.len() - at / 8 * 8)].to_vec());
-                    self.wrong = Some(format!("word {word:#x}, {length} at {offset}: byte {at:?}: {found:02x?}"));
+                    self.wrong =
+                        Some(format!("word {word:#x}, {length} at {offset}: byte {at:?}: {found:02x?}"));
                 }
             },
             Err(Error::Stale { .. }) => self.stale += 1,
@@ -175,11 +176,17 @@ fn fork(importer: &RemoteImporter, opened: Opened, handle: &[u8], word: u64) -> 
             let is_good = [100, 60_000].map(|length| outcome(again.read(0, length), 0, word) == "good");
             drop(again);
             importer.evict_idle();
-            libc::_exit(i32::from(is_forked) | i32::from(is_forked_long) << 1 | i32::from(is_good == [true; 2]) << 2);
+            libc::_exit(
+                i32::from(is_forked) | i32::from(is_forked_long) << 1 | i32::from(is_good == [true; 2]) << 2,
+            );
         }
         let mut status = 0;
         assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
-        if libc::WIFEXITED(status) { format!("forked {}", libc::WEXITSTATUS(status)) } else { format!("{status:#x}") }
+        if libc::WIFEXITED(status) {
+            format!("forked {}", libc::WEXITSTATUS(status))
+        } else {
+            format!("{status:#x}")
+        }
     }
 }
 
@@ -275,7 +282,8 @@ pub(crate) fn run(settings: &RemoteSettings) {
             }
             ["campaign", path, reads, seed] => {
                 let file = OpenOptions::new().read(true).write(true).open(path).unwrap();
-                let counts = campaign(&importer, Table::map(&file), number(reads) as u64, number(seed) as u64);
+                let counts =
+                    campaign(&importer, Table::map(&file), number(reads) as u64, number(seed) as u64);
                 format!("{counts:?}")
             }
             ["fork", number_of_block] => {

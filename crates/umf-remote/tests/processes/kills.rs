@@ -28,7 +28,9 @@ fn has_importers(producer: &mut Child, count: usize) {
 fn reads_of_all_sizes_from_another_process() {
     let test = "reads_of_all_sizes_from_another_process";
     let Some((mut producer, mut importer)) = pair(test, "", "", LARGE) else { return };
-    for length in [0, 1, 7, 8, 100, 4096, 16_255, 16_256, 16_257, 65_536, (1 << 20) - 1, (1 << 20) + 1, LARGE - 3] {
+    for length in
+        [0, 1, 7, 8, 100, 4096, 16_255, 16_256, 16_257, 65_536, (1 << 20) - 1, (1 << 20) + 1, LARGE - 3]
+    {
         for offset in [0, 1, 3] {
             importer.does(&format!("read 0 {offset} {length}"), "good");
         }
@@ -97,7 +99,10 @@ fn frozen_producer_is_a_time_out_and_then_reads_go_on() {
         assert!(reply.starts_with("ended error TimedOut"), "{reply}");
         // A new session is not made either.
         let reply = importer.ask(&format!("read 0 0 {size}"));
-        assert!(["error TimedOut", "error ProducerLost"].iter().any(|kind| reply.starts_with(kind)), "{reply}");
+        assert!(
+            ["error TimedOut", "error ProducerLost"].iter().any(|kind| reply.starts_with(kind)),
+            "{reply}"
+        );
         producer.thaw();
         importer.does(&format!("read 0 0 {size}"), "good");
     }
@@ -230,7 +235,10 @@ fn producer_that_is_started_again_is_another_one() {
     for (number, length) in [(0, LARGE), (0, 100), (1, LARGE), (1, 100)] {
         let reply = importer.ask(&format!("read {number} 0 {length}"));
         println!("{test}: {reply}");
-        assert!(reply.starts_with("error ProducerReplaced") || reply.starts_with("error ProducerLost"), "{reply}");
+        assert!(
+            reply.starts_with("error ProducerReplaced") || reply.starts_with("error ProducerLost"),
+            "{reply}"
+        );
     }
     let reply = importer.ask("read 0 0 100");
     assert!(reply.starts_with("error ProducerReplaced"), "{reply}");

@@ -175,7 +175,10 @@ fn importer_of_another_user_reads_over_the_network_only() {
     println!("{test}: {replies:?}");
     // A provider of one machine may refuse it.
     let is_network = producer.ready.contains("tcp");
-    assert!(replies.iter().all(|reply| reply == "good" || !is_network && reply.starts_with("error")), "{replies:?}");
+    assert!(
+        replies.iter().all(|reply| reply == "good" || !is_network && reply.starts_with("error")),
+        "{replies:?}"
+    );
 }
 
 #[test]

@@ -21,7 +21,9 @@ fn change(variable: &str) {
 fn link_down_is_a_time_out_and_then_reads_go_on() {
     let test = "link_down_is_a_time_out_and_then_reads_go_on";
     for size in [LARGE, 4096] {
-        let Some((_producer, mut importer)) = pair(test, "idle_ms=2000", "timeout_ms=1000", size) else { return };
+        let Some((_producer, mut importer)) = pair(test, "idle_ms=2000", "timeout_ms=1000", size) else {
+            return;
+        };
         importer.tell(&format!("loop 0 0 {size}"));
         assert_eq!(importer.reply(), "reading");
         change("TESTS_REMOTE_DOWN");

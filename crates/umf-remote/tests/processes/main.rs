@@ -97,7 +97,8 @@ fn role_of_this_process() {
     if let Some(user) = machine::number(child::USER) {
         let user = user as u32;
         // SAFETY: changes this process only.
-        let result = unsafe { libc::setgroups(0, std::ptr::null()) | libc::setgid(user) | libc::setuid(user) };
+        let result =
+            unsafe { libc::setgroups(0, std::ptr::null()) | libc::setgid(user) | libc::setuid(user) };
         assert_eq!(result, 0);
     }
     match role.as_str() {

@@ -99,7 +99,8 @@ impl Memory {
     fn allocate(&self, size: usize, word: u64) -> (Address, Vec<u8>) {
         let address = self.pool.allocate(Layout::new(size, 64).unwrap()).unwrap();
         // SAFETY: a new block of that size.
-        let words = unsafe { std::slice::from_raw_parts_mut(address.as_ptr().unwrap().cast::<u64>(), size / 8) };
+        let words =
+            unsafe { std::slice::from_raw_parts_mut(address.as_ptr().unwrap().cast::<u64>(), size / 8) };
         words.fill(word.to_le());
         // SAFETY: the block is live.
         let handle = unsafe { self.exporter.handle_with_len(address, size) }.unwrap();
@@ -134,7 +135,8 @@ fn churn(memory: Memory, blocks: usize) -> Churn {
         let mut rounds = 0_u64;
         while !stopped.load(Ordering::Relaxed) {
             // All of them first.
-            let number = if rounds < blocks as u64 { rounds as usize } else { rng.below(blocks as u64) as usize };
+            let number =
+                if rounds < blocks as u64 { rounds as usize } else { rng.below(blocks as u64) as usize };
             rounds += 1;
             if let Some(address) = addresses[number].take() {
                 memory.free(address);
@@ -181,7 +183,9 @@ pub(crate) fn run(settings: &RemoteSettings) {
     }
     let server = match Server::start(exporter, importer, settings) {
         Ok(server) => Arc::new(server),
-        Err(error @ (Error::NoLibrary(_) | Error::NoProvider { .. })) => return say(&format!("skip {error}")),
+        Err(error @ (Error::NoLibrary(_) | Error::NoProvider { .. })) => {
+            return say(&format!("skip {error}"));
+        }
         Err(error) => return say(&format!("error {} {error}", crate::child::kind(&error))),
     };
     let mut memory = Some(Memory { pool, exporter, server });

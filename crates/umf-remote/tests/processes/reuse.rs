@@ -15,11 +15,17 @@ fn no_stale_or_torn_read_is_good() {
     // Few blocks are replaced at once, many live for some time.
     for (round, blocks) in [4, 64].into_iter().enumerate() {
         // The importers know few keys.
-        let Some(mut producer) = Child::start(test, "producer", "max_registered=40 idle_ms=3000") else { return };
+        let Some(mut producer) = Child::start(test, "producer", "max_registered=40 idle_ms=3000") else {
+            return;
+        };
         let path = producer.ask(&format!("churn {blocks}"));
         let mut importers: Vec<Child> = Vec::new();
         for number in 0..IMPORTERS {
-            let importer = Child::start(test, "importer", &format!("timeout_ms=20000 max_registered={}", 2 + 10 * number));
+            let importer = Child::start(
+                test,
+                "importer",
+                &format!("timeout_ms=20000 max_registered={}", 2 + 10 * number),
+            );
             importers.push(importer.unwrap());
         }
         let begun = Instant::now();
