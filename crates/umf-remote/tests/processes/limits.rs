@@ -1,5 +1,7 @@
 //! Limits of importers, registrations and fds; users; forks.
 
+use std::time::Duration;
+
 use crate::child::Child;
 use crate::kills::pair;
 use crate::machine;
@@ -206,4 +208,18 @@ fn forked_producer_does_not_serve_and_its_parent_goes_on() {
     importer.does("close", "closed");
     producer.ask_until("statistics", |now| now.starts_with("importers=0 "));
     producer.does("end", "ended");
+}
+
+#[test]
+fn grant_outlives_the_idle_time_of_its_session() {
+    let test = "grant_outlives_the_idle_time_of_its_session";
+    let settings = "idle_ms=500 max_grant_ms=60000";
+    let Some((mut producer, mut importer)) = pair(test, settings, "", LARGE) else { return };
+    importer.does("grant 0 60000", "granted");
+    // Longer than the idle time.
+    std::thread::sleep(Duration::from_millis(700));
+    importer.does("read 0 0 100", "good");
+    importer.does("write 8", "written");
+    producer.does("contents 0 8", "None");
+    importer.does("ungrant", "ended");
 }
