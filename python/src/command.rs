@@ -8,7 +8,7 @@ use umf::ipc::{CacheStatistics, transit};
 use umf_cli::{Program, State};
 
 use crate::errors::Error;
-use crate::handle::decode;
+use crate::remote::Named;
 
 fn figures<'py>(python: Python<'py>, figures: &[(&str, u64)]) -> PyResult<Bound<'py, PyDict>> {
     let found = PyDict::new(python);
@@ -142,8 +142,8 @@ impl Explanation {
 /// ledgers of this machine's processes, without contacting them.
 #[pyfunction]
 pub(crate) fn why(python: Python<'_>, handle: &Bound<'_, PyAny>) -> PyResult<Explanation> {
-    let handle = decode(handle)?;
-    python.detach(|| umf_cli::why(&handle)).map(Explanation).map_err(Error::new_err)
+    let named = Named::decode(handle)?;
+    python.detach(|| umf_cli::why(named.handle())).map(Explanation).map_err(Error::new_err)
 }
 
 /// Runs the `umf` command and returns its exit code. `start` starts this program again; `umf demo`

@@ -10,6 +10,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple, PyType};
 use umf::ipc::Error as IpcError;
 use umf::link::Error as LinkFailure;
+use umf::remote::Error as RemoteFailure;
 
 create_exception!(umf, Error, PyException, "An error of umf.");
 create_exception!(umf, StaleError, Error, "The memory of the handle was freed.");
@@ -31,6 +32,8 @@ create_exception!(umf, NotSupportedError, Error, "The driver, the device or the 
 create_exception!(umf, DeviceError, Error, "A device driver failed.");
 create_exception!(umf, LinkError, Error, "A message could not be sent or received.");
 create_exception!(umf, TruncatedError, LinkError, "A message is longer than the memory for it. It stays.");
+
+create_exception!(umf, RemoteError, Error, "Memory of another machine cannot be read, or not be served.");
 
 /// Adds a class of exceptions with several bases.
 fn add_class<'py>(
@@ -60,6 +63,10 @@ pub(crate) fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let connection = (python.get_type::<LinkError>(), python.get_type::<PyConnectionError>());
     let gone = add_class(module, "PeerGoneError", connection.into_pyobject(python)?, "The peer has ended.")?;
     add_class(module, "PeerClosedError", (gone,).into_pyobject(python)?, "The peer has closed the link.")?;
+    let lost = (python.get_type::<RemoteError>(), python.get_type::<PyConnectionError>());
+    let text = "The producer on another machine has ended, or cannot be reached.";
+    add_class(module, "ProducerLostError", lost.into_pyobject(python)?, text)?;
+    module.add("RemoteError", python.get_type::<RemoteError>())?;
     module.add("NotSupportedError", python.get_type::<NotSupportedError>())?;
     module.add("DeviceError", python.get_type::<DeviceError>())?;
     module.add("LinkError", python.get_type::<LinkError>())?;
@@ -104,6 +111,7 @@ pub(crate) fn from_umf(error: umf::Error) -> PyErr {
         umf::Error::Memory(umf::MemoryError::Driver { .. }) => DeviceError::new_err(text),
         umf::Error::Settings(_) => SettingsError::new_err(text),
         umf::Error::Link(link) => from_link(link, text),
+        umf::Error::Remote(remote) => from_remote(remote, text),
         _ => Error::new_err(text),
     }
 }
@@ -133,6 +141,20 @@ fn from_link(error: &LinkFailure, text: String) -> PyErr {
         LinkFailure::Open { error, .. } => from_ipc(error, text),
         LinkFailure::Interrupted => PyKeyboardInterrupt::new_err(()),
         _ => LinkError::new_err(text),
+    }
+}
+
+fn from_remote(error: &RemoteFailure, text: String) -> PyErr {
+    match error {
+        RemoteFailure::Route(_) => HandleError::new_err(text),
+        RemoteFailure::Ipc(error) => from_ipc(error, text),
+        RemoteFailure::Stale { .. } => StaleError::new_err(text),
+        RemoteFailure::ProducerReplaced { .. } => ProducerGoneError::new_err(text),
+        RemoteFailure::ProducerLost { .. } => named("ProducerLostError", text),
+        RemoteFailure::TimedOut { .. } => named("TimeoutError", text),
+        RemoteFailure::NoLibrary(_) | RemoteFailure::NoProvider { .. } => NotSupportedError::new_err(text),
+        RemoteFailure::Forked => ForkError::new_err(text),
+        _ => RemoteError::new_err(text),
     }
 }
 

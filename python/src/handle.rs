@@ -10,9 +10,10 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyType};
 
 use crate::device::no_buffer;
-use crate::errors::{Error, argument, from_umf};
+use crate::errors::{Error, NotSupportedError, argument, from_umf};
 use crate::fork::{self, Forks, KeepForChildren};
 use crate::memory::{Export, Memory, Range};
+use crate::remote::{self, Named};
 use crate::transit;
 
 /// The name of a block in every process of the machine: 256 plain bytes.
@@ -190,7 +191,13 @@ unsafe impl Sync for PrivateCopy {}
 impl PrivateCopy {
     /// Copies a block. The device copies if the CPU cannot access the memory.
     fn of(mapping: &umf::Mapping<'static>) -> umf::Result<Self> {
-        let length = mapping.len();
+        let mut copy = Self::zeroed(mapping.len())?;
+        mapping.read(0, copy.bytes())?;
+        Ok(copy)
+    }
+
+    /// Makes a copy of zeros, for the bytes of a block.
+    fn zeroed(length: usize) -> umf::Result<Self> {
         let out_of_memory =
             || umf::MemoryError::OutOfMemory { size: length, owner: "a private copy", native: 0 };
         // Larger alignments are zeroed by hand, which would touch each page once more.
@@ -201,10 +208,14 @@ impl PrivateCopy {
         }
         // SAFETY: the size is not 0.
         let allocation = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(out_of_memory)?;
-        let copy = Self { allocation, layout, length };
-        // SAFETY: the range is initialised memory of the allocation, which no other reference has.
-        mapping.read(0, unsafe { std::slice::from_raw_parts_mut(copy.start(), length) })?;
-        Ok(copy)
+        Ok(Self { allocation, layout, length })
+    }
+
+    /// Returns the bytes, for filling them.
+    fn bytes(&mut self) -> &mut [u8] {
+        // SAFETY: the range is initialised memory of the allocation. Only `Self` has its address
+        // while it is borrowed.
+        unsafe { std::slice::from_raw_parts_mut(self.start(), self.length) }
     }
 
     /// Copies bytes out of the copy.
@@ -361,12 +372,14 @@ impl Mapping {
     }
 }
 
-/// Opens a handle: a `Handle`, its 256 bytes, or its text.
+/// Opens a handle: a `Handle` or `RemoteHandle`, its bytes, or its text.
 ///
 /// The mode is "shared" (reading and writing), "readonly" (writing is refused; the same as
 /// `readonly=True`), or "private": a copy that belongs to this process. A private copy can be
 /// written even if the handle is read-only. The producer does not see its writes, it does not see
 /// later writes of the producer, and it keeps no memory of the producer.
+///
+/// Memory of another machine can only be copied: "private" is the default for it.
 #[pyfunction]
 #[pyo3(signature = (handle, *, readonly = false, mode = None))]
 pub(crate) fn open<'py>(
@@ -375,8 +388,17 @@ pub(crate) fn open<'py>(
     readonly: bool,
     mode: Option<&str>,
 ) -> PyResult<Bound<'py, Mapping>> {
+    let is_default = mode.is_none() && !readonly;
     let mode = Mode::of(mode, readonly)?;
-    let handle = decode(handle)?;
+    let handle = match Named::decode(handle)? {
+        Named::Here(handle) => handle,
+        Named::There(_) if mode != Mode::Private && !is_default => {
+            return Err(NotSupportedError::new_err(
+                "cannot map memory of another machine: it can only be copied; pass mode=\"private\", or use umf.fetch",
+            ));
+        }
+        Named::There(handle) => return open_copy(python, &handle),
+    };
     let opened = |mapping: umf::Mapping<'static>| {
         let claimed = mapping.has_claimed_ticket();
         (Contents::Open(mapping), claimed)
@@ -390,6 +412,27 @@ pub(crate) fn open<'py>(
         }
     });
     let (contents, claimed) = opened.map_err(from_umf)?;
+    new_mapping(python, contents, handle, claimed, mode)
+}
+
+/// Copies a block of another machine.
+fn open_copy<'py>(python: Python<'py>, handle: &umf::remote::RemoteHandle) -> PyResult<Bound<'py, Mapping>> {
+    let opened = python.detach(|| {
+        let remote = remote::open(handle)?;
+        PrivateCopy::zeroed(remote.len()).map(|copy| (remote, copy))
+    });
+    let (remote, mut copy) = opened.map_err(from_umf)?;
+    remote::copy_all(python, remote, copy.bytes())?;
+    new_mapping(python, Contents::Copy(copy), *handle.handle(), false, Mode::Private)
+}
+
+fn new_mapping(
+    python: Python<'_>,
+    contents: Contents,
+    handle: umf::Handle,
+    claimed: bool,
+    mode: Mode,
+) -> PyResult<Bound<'_, Mapping>> {
     // No handle names a private copy.
     let (size, address) = match &contents {
         Contents::Open(mapping) => (mapping.len(), Some(mapping.address().value())),

@@ -9,6 +9,7 @@
 //! | `pool` | pools and their blocks |
 //! | `handle` | handles, and opening them |
 //! | `transit` | handles in transit |
+//! | `remote` | memory of other machines |
 //! | `domain` | memory of a named set of processes |
 //! | `device` | pools of device memory, copies to and from the host, `__cuda_array_interface__` |
 //! | `dlpack` | blocks and mappings as DLPack tensors |
@@ -29,6 +30,7 @@ mod handle;
 mod link;
 mod memory;
 mod pool;
+mod remote;
 mod transit;
 
 use pyo3::exceptions::PyImportError;
@@ -59,6 +61,10 @@ fn _umf(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<handle::Handle>()?;
     module.add_class::<handle::Mapping>()?;
     module.add_function(wrap_pyfunction!(handle::open, module)?)?;
+    module.add_class::<remote::RemoteHandle>()?;
+    module.add_class::<remote::Serving>()?;
+    module.add_function(wrap_pyfunction!(remote::serve, module)?)?;
+    module.add_function(wrap_pyfunction!(remote::fetch, module)?)?;
     module.add_function(wrap_pyfunction!(transit::cancel, module)?)?;
     module.add_function(wrap_pyfunction!(transit::in_transit, module)?)?;
     module.add_function(wrap_pyfunction!(transit::is_in_transit, module)?)?;

@@ -14,6 +14,7 @@ use crate::errors::{ForkError, argument, from_umf};
 use crate::fork::release_kept;
 use crate::handle::Handle;
 use crate::memory::{Export, Memory, Range};
+use crate::remote::{RemoteHandle, remote_handle};
 use crate::transit::{self, duration};
 
 /// The largest size that is allocated with the GIL.
@@ -165,6 +166,12 @@ impl Block {
     /// freed.
     fn handle(&self, python: Python<'_>) -> PyResult<Handle> {
         python.detach(|| self.memory.with_own(|block| Ok(Handle(block.handle().map_err(from_umf)?))))
+    }
+
+    /// Returns the handle of the block for processes of this and other machines. They can read the
+    /// block while this process serves (`umf.serve`) and until the block is freed.
+    fn remote_handle(&self, python: Python<'_>) -> PyResult<RemoteHandle> {
+        python.detach(|| self.memory.with_own(remote_handle))
     }
 
     /// Returns a handle for a message that `readers` processes open: the memory is kept until they

@@ -17,7 +17,7 @@ Without numpy, a block of a pool is the unit:
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, overload
 
 try:
     from umf import _umf
@@ -49,6 +49,10 @@ from umf._umf import (
     PermissionError,
     Pool,
     ProducerGoneError,
+    ProducerLostError,
+    RemoteError,
+    RemoteHandle,
+    Serving,
     SettingsError,
     StaleError,
     TicketClaimedError,
@@ -60,13 +64,24 @@ from umf._umf import (
     cancel,
     drain,
     in_transit,
+    serve,
     stats,
 )
 
 if TYPE_CHECKING:
     import numpy
+    from _typeshed import WriteableBuffer
 
-    from umf.arrays import ArrayHandle, array, default_pool, empty, handle, send_handle, zeros
+    from umf.arrays import (
+        ArrayHandle,
+        array,
+        default_pool,
+        empty,
+        handle,
+        remote_handle,
+        send_handle,
+        zeros,
+    )
 
 __all__ = [
     "ArrayHandle",
@@ -89,6 +104,10 @@ __all__ = [
     "PermissionError",
     "Pool",
     "ProducerGoneError",
+    "ProducerLostError",
+    "RemoteError",
+    "RemoteHandle",
+    "Serving",
     "SettingsError",
     "StaleError",
     "TicketClaimedError",
@@ -102,18 +121,30 @@ __all__ = [
     "default_pool",
     "drain",
     "empty",
+    "fetch",
     "handle",
     "in_transit",
     "install",
     "open",
+    "remote_handle",
     "send_handle",
+    "serve",
     "stats",
     "why",
     "zeros",
 ]
 
 _NEED_NUMPY = frozenset(
-    ("ArrayHandle", "array", "default_pool", "empty", "handle", "send_handle", "zeros")
+    (
+        "ArrayHandle",
+        "array",
+        "default_pool",
+        "empty",
+        "handle",
+        "remote_handle",
+        "send_handle",
+        "zeros",
+    )
 )
 
 
@@ -141,10 +172,13 @@ def _decode(handle: Any) -> Any:
         is_array = handle.lstrip().startswith("umfa1.")
     else:
         arrays = sys.modules.get("umf.arrays")
-        if not isinstance(handle, Handle if arrays is None else (Handle, arrays.ArrayHandle)):
+        of_memory = (Handle, RemoteHandle)
+        if not isinstance(
+            handle, of_memory if arrays is None else (*of_memory, arrays.ArrayHandle)
+        ):
             raise TypeError(
                 f"cannot use an object of type {type(handle).__name__} as a handle; pass a "
-                "umf.Handle, a umf.ArrayHandle, their bytes, or their text"
+                "umf.Handle, a umf.RemoteHandle, a umf.ArrayHandle, their bytes, or their text"
             )
         return handle
     if not is_array:
@@ -156,12 +190,16 @@ def _decode(handle: Any) -> Any:
     )
 
 
+_OF_MEMORY = (Handle, RemoteHandle, bytes, str)
+
 Mode: TypeAlias = Literal["shared", "readonly", "private"]
 """How memory is opened: see `open`."""
 
 
 @overload
-def open(handle: Handle, *, readonly: bool = False, mode: Mode | None = None) -> Mapping: ...
+def open(
+    handle: Handle | RemoteHandle, *, readonly: bool = False, mode: Mode | None = None
+) -> Mapping: ...
 @overload
 def open(
     handle: ArrayHandle, *, readonly: bool = False, mode: Mode | None = None
@@ -182,19 +220,72 @@ def open(handle: Any, *, readonly: bool = False, mode: Mode | None = None) -> An
     The mode is `"shared"` (the same memory, for reading and writing; the default), `"readonly"`
     (the same memory; writing is refused; also `readonly=True`), or `"private"`: a copy that belongs
     to this process. An array that its sender could not write opens read-only, unless privately.
+
+    Memory of another machine is copied: `"private"` is the default for it, and the other modes
+    raise `NotSupportedError`.
     """
     if not isinstance(handle, Handle):
         handle = _decode(handle)
-        if not isinstance(handle, (Handle, bytes, str)):
+        if not isinstance(handle, _OF_MEMORY):
             return handle.open(readonly=readonly, mode=mode)
     return _umf.open(handle, readonly=readonly, mode=mode)
 
 
-def why(handle: Handle | ArrayHandle | bytes | bytearray | memoryview | str) -> Explanation:
+_Written = TypeVar("_Written", bound="WriteableBuffer")
+
+
+@overload
+def fetch(
+    handle: Handle | RemoteHandle, *, out: None = None, offset: int = 0, size: int | None = None
+) -> bytes: ...
+@overload
+def fetch(handle: ArrayHandle, *, out: None = None) -> numpy.ndarray[Any, Any]: ...
+@overload
+def fetch(
+    handle: bytes | bytearray | memoryview | str,
+    *,
+    out: None = None,
+    offset: int = 0,
+    size: int | None = None,
+) -> Any: ...
+@overload
+def fetch(
+    handle: Handle | RemoteHandle | ArrayHandle | bytes | bytearray | memoryview | str,
+    *,
+    out: _Written,
+    offset: int = 0,
+    size: int | None = None,
+) -> _Written: ...
+
+
+def fetch(handle: Any, *, out: Any = None, offset: int = 0, size: int | None = None) -> Any:
+    """Copies bytes of the memory of a handle, of this or another machine: to a new `bytes`, or to
+    the buffer `out`, which is returned. `size` is by default the length of `out`, or the rest of
+    the memory.
+
+    The handle of an array is copied whole: to a new array, or to `out`, an array of its shape and
+    type. Raises `StaleError` if the memory was freed before all of it was copied, and
+    `TimeoutError` or `ProducerLostError` if its machine does not answer. The contents of `out` are
+    then unspecified.
+    """
+    handle = _decode(handle)
+    if isinstance(handle, _OF_MEMORY):
+        return _umf.fetch(handle, out=out, offset=offset, size=size)
+    if offset != 0 or size is not None:
+        raise ValueError(
+            "cannot fetch part of an array: offset and size count bytes of memory; fetch all of "
+            "it, or pass the handle of the part"
+        )
+    return handle.fetch(out)
+
+
+def why(
+    handle: Handle | RemoteHandle | ArrayHandle | bytes | bytearray | memoryview | str,
+) -> Explanation:
     """Finds out whether a handle is current, and otherwise how and when its memory was freed.
 
     Reads what the processes of this machine publish, without contacting them. `str()` of the result
     is what the command `umf why` prints.
     """
     found = _decode(handle)
-    return _umf.why(found if isinstance(found, (Handle, bytes, str)) else found.handle)
+    return _umf.why(found if isinstance(found, _OF_MEMORY) else found.handle)

@@ -98,10 +98,12 @@ def array(
 
 
 _HEADER: Final = struct.Struct("<4sHHII")
-"""Magic, version, zero, length of the description, CRC-32 of handle and description."""
+"""Magic, version, size of a remote handle, length of the description, CRC-32 of what follows."""
 _MAGIC: Final = b"UMFA"
 _VERSION: Final = 1
+_REMOTE_VERSION: Final = 2
 _HANDLE_SIZE: Final = 256
+_MOST_REMOTE: Final = 768
 _MOST_DESCRIPTION: Final = 1 << 16
 _TEXT: Final = "umfa1."
 # What `dtype.str` has: byte order, kind, size, and the unit of a time.
@@ -121,7 +123,7 @@ class ArrayHandle:
     """
 
     handle: bytes
-    """The bytes of the `Handle` of the memory."""
+    """The bytes of the `Handle` or `RemoteHandle` of the memory."""
     dtype: Any
     """The type as `numpy.lib.format.dtype_to_descr` returns it: text, or a list of fields."""
     shape: tuple[int, ...]
@@ -134,9 +136,65 @@ class ArrayHandle:
     def open(self, *, readonly: bool = False, mode: str | None = None) -> Array:
         """Opens the array, as `umf.open` does. Its memory stays open while an array uses it."""
         self._check()
-        if self.readonly and mode != "private":
+        is_copied = mode is None and not readonly and self._is_of_another_machine()
+        if self.readonly and mode != "private" and not is_copied:
             readonly, mode = True, None
         return self._view(_umf.open(self.handle, readonly=readonly, mode=mode))
+
+    def fetch(self, out: Array | None = None) -> Array:
+        """Copies the array, as `umf.fetch` does: to a new array, or to `out`, which is returned."""
+        kind = self._check()
+        if out is not None and type(out) is not numpy.ndarray:
+            raise TypeError(
+                f"cannot fetch an array into a {type(out).__name__}; pass a numpy array, or fetch "
+                "bytes of its memory (ArrayHandle.handle)"
+            )
+        if out is not None and (out.shape != self.shape or out.dtype != kind):
+            raise ValueError(
+                f"cannot fetch an array of {self.shape} {kind} into one of {out.shape} "
+                f"{out.dtype}; pass one of the same shape and type"
+            )
+        if not self._is_packed(kind) or not (out is None or out.flags.c_contiguous):
+            found = self.open(mode="private")
+            if out is None:
+                return found
+            out[...] = found
+            return out
+        size = kind.itemsize * math.prod(self.shape)
+        memory = self._decoded()
+        if not 0 <= self.offset <= memory.size - size:
+            raise _wrong(
+                f"its {size} bytes at {self.offset} do not lie in the {memory.size} bytes of its "
+                "memory; get a new handle from its producer"
+            )
+        if out is None:
+            if size >= 1 << 20:
+                _umf.check_memory(size)
+            into = numpy.empty(self.shape, kind)
+        else:
+            into = out
+        if size > 0:
+            # As bytes: Python's buffers do not have all types of numpy.
+            _umf.fetch(memory, out=into.reshape(-1).view(numpy.uint8), offset=self.offset)
+        return into
+
+    def _is_packed(self, kind: numpy.dtype[Any]) -> bool:
+        """Returns whether the elements lie one after the other, in the order of C."""
+        if len(self.shape) != len(self.strides):
+            return False
+        step = kind.itemsize
+        for length, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
+            if length != 1 and stride != step:
+                return False
+            step *= length
+        return True
+
+    def _decoded(self) -> _umf.Handle | _umf.RemoteHandle:
+        is_remote = len(self.handle) > _HANDLE_SIZE
+        return _umf.RemoteHandle(self.handle) if is_remote else _umf.Handle(self.handle)
+
+    def _is_of_another_machine(self) -> bool:
+        return len(self.handle) > _HANDLE_SIZE and not _umf.RemoteHandle(self.handle).is_local
 
     def _view(self, mapping: _umf.Mapping | _umf.Block) -> Array:
         """Returns the array in its open memory."""
@@ -168,7 +226,9 @@ class ArrayHandle:
                 f"{_MOST_DESCRIPTION} at most; use a type with fewer fields"
             )
         body = self.handle + description
-        return _HEADER.pack(_MAGIC, _VERSION, 0, len(description), zlib.crc32(body)) + body
+        size = len(self.handle)
+        version, size = (_VERSION, 0) if size == _HANDLE_SIZE else (_REMOTE_VERSION, size)
+        return _HEADER.pack(_MAGIC, version, size, len(description), zlib.crc32(body)) + body
 
     def __str__(self) -> str:
         return _TEXT + base64.urlsafe_b64encode(bytes(self)).rstrip(b"=").decode()
@@ -178,19 +238,21 @@ class ArrayHandle:
         """Decodes the bytes of an array handle. Raises `HandleError` for other bytes."""
         if len(source) < _HEADER.size or not source.startswith(_MAGIC):
             raise _wrong('the bytes do not begin with "UMFA"; pass those of a umf.ArrayHandle')
-        _, version, zero, length, checksum = _HEADER.unpack_from(source)
-        if (version, zero) != (_VERSION, 0):
+        _, version, size, length, checksum = _HEADER.unpack_from(source)
+        if (version, size) == (_VERSION, 0):
+            size = _HANDLE_SIZE
+        elif version != _REMOTE_VERSION or not _HANDLE_SIZE < size <= _MOST_REMOTE:
             raise _wrong(
-                f"it has version {version}, this umf reads version {_VERSION}; let both processes "
-                "use the same release"
+                f"it has version {version}, this umf reads versions {_VERSION} and "
+                f"{_REMOTE_VERSION}; let both processes use the same release"
             )
         body = source[_HEADER.size :]
-        if length > _MOST_DESCRIPTION or len(body) != _HANDLE_SIZE + length:
+        if length > _MOST_DESCRIPTION or len(body) != size + length:
             raise _wrong("its length is wrong: it was cut, or something was added; send all of it")
         if zlib.crc32(body) != checksum:
             raise _wrong("its checksum is wrong: it is damaged; send its bytes unchanged")
         try:
-            found = json.loads(body[_HANDLE_SIZE:])
+            found = json.loads(body[size:])
         except (ValueError, RecursionError) as error:
             raise _wrong(f"its description is not JSON ({error}); get a new handle") from error
         names = {"dtype", "shape", "strides", "offset", "readonly"}
@@ -199,7 +261,7 @@ class ArrayHandle:
         if not isinstance(found["shape"], list) or not isinstance(found["strides"], list):
             raise _wrong("its shape and strides are not lists; get a new handle")
         made = cls(
-            body[:_HANDLE_SIZE],
+            body[:size],
             _plain_type(found["dtype"]),
             tuple(found["shape"]),
             tuple(found["strides"]),
@@ -207,7 +269,7 @@ class ArrayHandle:
             found["readonly"],
         )
         made._check()
-        _umf.Handle(made.handle)
+        made._decoded()
         return made
 
     @classmethod
@@ -350,6 +412,20 @@ def handle(given: Array) -> ArrayHandle:
     owner, offset = _owner_or_error(given)
     plain = owner.handle() if isinstance(owner, _umf.Block) else owner.handle.plain()
     return _describe(given, plain, offset)
+
+
+def remote_handle(given: Array) -> ArrayHandle:
+    """Returns the handle of an array for processes of this and other machines.
+
+    They can read the array while this process serves (`umf.serve`), until its memory is freed.
+    """
+    owner, offset = _owner_or_error(given)
+    if not isinstance(owner, _umf.Block):
+        raise ValueError(
+            "cannot make a remote handle of the array: its memory is of another process; let its "
+            "producer make the handle"
+        )
+    return _describe(given, owner.remote_handle(), offset)
 
 
 def send_handle(given: Array, readers: int = 1, *, timeout: float = 0.0) -> ArrayHandle:
