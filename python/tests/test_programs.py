@@ -70,12 +70,33 @@ def test_readme_blocks(readme: Path) -> None:
     assert finish(start("blocks.py", where=readme)) == "b'hello'\ncurrent\n"
 
 
+@pytest.mark.parametrize("is_local", ["true", "false"], ids=["this machine", "another machine"])
+def test_readme_other_machines(
+    is_local: str, readme: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UMF_REMOTE_LOCAL", is_local)
+    monkeypatch.setenv("UMF_REMOTE_PROVIDER", "tcp")
+    monkeypatch.setenv("UMF_REMOTE_INTERFACE", "127.0.0.1")
+    server = start("serve.py", where=readme)
+    assert server.stdout is not None
+    prompt = "press enter to end: "
+    if server.stdout.read(len(prompt)) != prompt:
+        _, errors = server.communicate(timeout=60)
+        missing = re.search(r"umf\.NotSupportedError: (.*)", errors)
+        assert missing, errors
+        pytest.skip(missing[1])
+    assert finish(start("fetch.py", where=readme)) == "499999500000\n"
+    finish(server, "\n")
+
+
 def test_readme_has_no_other_program(readme: Path) -> None:
     assert {file.name for file in readme.glob("*.py")} == {
         "queue_sum.py",
         "writer.py",
         "reader.py",
         "blocks.py",
+        "serve.py",
+        "fetch.py",
     }
 
 
