@@ -231,7 +231,7 @@ def open(handle: Any, *, readonly: bool = False, mode: Mode | None = None) -> An
     return _umf.open(handle, readonly=readonly, mode=mode)
 
 
-_Written = TypeVar("_Written", bound="WriteableBuffer")
+_Written = TypeVar("_Written", bound="WriteableBuffer | numpy.ndarray[Any, Any]")
 
 
 @overload

@@ -175,7 +175,8 @@ class ArrayHandle:
             into = out
         if size > 0:
             # As bytes: Python's buffers do not have all types of numpy.
-            _umf.fetch(memory, out=into.reshape(-1).view(numpy.uint8), offset=self.offset)
+            flat: Any = into.reshape(-1).view(numpy.uint8)
+            _umf.fetch(memory, out=flat, offset=self.offset)
         return into
 
     def _is_packed(self, kind: numpy.dtype[Any]) -> bool:
