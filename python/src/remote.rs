@@ -304,10 +304,14 @@ impl<'c> Copy<'c> {
 /// error the contents of `into` are unspecified.
 fn copy(python: Python<'_>, source: &Source, offset: usize, into: &mut [u8]) -> PyResult<()> {
     let mut copy = Copy { offset, rest: into, pending: VecDeque::new() };
-    while !python.detach(|| copy.advance(source)).map_err(from_umf)? {
+    loop {
+        let advanced = python.detach(|| copy.advance(source));
+        // Also after an error, which Ctrl-C may have waited for.
         python.check_signals()?;
+        if advanced.map_err(from_umf)? {
+            return Ok(());
+        }
     }
-    Ok(())
 }
 
 /// Copies a whole block of another machine.
