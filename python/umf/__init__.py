@@ -266,7 +266,7 @@ def fetch(handle: Any, *, out: Any = None, offset: int = 0, size: int | None = N
     The handle of an array is copied whole: to a new array, or to `out`, an array of its shape and
     type. Raises `StaleError` if the memory was freed before all of it was copied, and
     `TimeoutError` or `ProducerLostError` if its machine does not answer. The contents of `out` are
-    then unspecified.
+    then unspecified. The handle of a message is claimed, as by `open`.
     """
     handle = _decode(handle)
     if isinstance(handle, _OF_MEMORY):
