@@ -86,16 +86,16 @@ def say(text: object) -> None:
 def fabric() -> None:
     """Skips the tests where no libfabric can serve."""
     with process("probe") as probe:
-        reason = probe.end()
-    if reason:
-        pytest.skip(reason)
+        *_, last = ["", *probe.end().splitlines()]
+    if last.startswith("missing: "):
+        pytest.skip(last.removeprefix("missing: "))
 
 
 def probe() -> None:
     try:
         umf.serve().close()
     except umf.NotSupportedError as error:
-        say(error)
+        say(f"missing: {error}")
 
 
 # Producers.
