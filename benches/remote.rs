@@ -45,6 +45,8 @@ fn main() -> ExitCode {
 fn settings() -> RemoteSettings {
     let mut settings = RemoteSettings::new();
     settings.local = false;
+    // Many readers connect at once.
+    settings.timeout = Duration::from_secs(30);
     let variable = |name| umf_os::environment::variable(name).and_then(|value| value.into_string().ok());
     if let Some(library) = variable("UMF_REMOTE_LIBRARY") {
         settings.library = library.into();
@@ -136,9 +138,7 @@ fn measure(bench: &mut Bench) -> Result<()> {
         })?;
         Ok(Measured::of(values)?.map(|time| time / 1e3))
     })?;
-    for (name, size, window) in
-        [("64k", 64 << 10, WINDOW), ("1m", 1 << 20, WINDOW), ("16m", 16 << 20, 2)]
-    {
+    for (name, size, window) in [("64k", 64 << 10, WINDOW), ("1m", 1 << 20, WINDOW), ("16m", 16 << 20, 2)] {
         bench.row_in("GB/s", &format!("remote.read.{name}"), |_| {
             let mut values = Vec::new();
             for _ in 0..5 {
