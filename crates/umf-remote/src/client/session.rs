@@ -343,6 +343,11 @@ impl Session {
             let Some(read) = self.unposted.pop_front() else { break };
             self.pump(read)?;
         }
+        // A process that was stopped for long finds out here: a ping would come too late.
+        if !self.work.is_empty() && self.is_stale() {
+            self.broken = Some(Failure::Lost("the session was idle for too long".to_owned()));
+            return Ok(());
+        }
         // One-sided reads are not seen by the server.
         if !self.work.is_empty() && self.last_request.elapsed() > self.idle_limit / 3 {
             self.request(Purpose::Ping, &Request::Ping);
