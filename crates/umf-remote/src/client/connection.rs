@@ -14,8 +14,6 @@ use crate::protocol::Request;
 use crate::route::Route;
 use crate::{Error, RemoteSettings, Result};
 
-/// How long a waiting thread looks for the end of its work before it sleeps.
-const SPIN: Duration = Duration::from_micros(30);
 /// The longest sleep: another thread may have taken the entry that ends this one's work.
 const SLEEP: Duration = Duration::from_millis(10);
 
@@ -238,7 +236,7 @@ impl Connection {
                     if now >= deadline {
                         return Err(self.time_out(ticket));
                     }
-                    if now.duration_since(began) < SPIN {
+                    if now.duration_since(began) < self.settings.spin {
                         std::thread::yield_now();
                     } else {
                         self.sleep(ticket, &queue, deadline - now);
