@@ -29,7 +29,8 @@ umf_core::settings! {
         /// producer is taken for lost, and the next call connects again.
         pub timeout("timeout_ms"): Duration as Milliseconds = Duration::from_secs(2),
             "a whole number of milliseconds, at least 1" if |time| !time.is_zero();
-        /// Longest spinning of a call before it sleeps, in microseconds. 0 sleeps at once.
+        /// Longest spinning of a call before it sleeps, in microseconds. Each connection learns its
+        /// own length below that. 0 sleeps at once.
         pub spin("spin_us"): Duration as Microseconds = Duration::from_millis(2);
         /// Longest read that the producer's thread answers with a message; at most 16,256 bytes.
         /// Longer ones are one-sided.

@@ -1,6 +1,6 @@
 //! [`Connection`]: makes sessions with one server, and waits for reads and calls.
 
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -14,6 +14,8 @@ use crate::protocol::Request;
 use crate::route::Route;
 use crate::{Error, RemoteSettings, Result};
 
+/// The least spinning, in nanoseconds, unless the settings have less.
+const SHORTEST_SPIN: u64 = 20_000;
 /// The longest sleep: another thread may have taken the entry that ends this one's work.
 const SLEEP: Duration = Duration::from_millis(10);
 
@@ -28,6 +30,9 @@ pub(crate) struct Connection {
     state: Mutex<State>,
     /// Threads that sleep.
     sleepers: AtomicUsize,
+    /// How long a wait spins, in nanoseconds. It grows as spinning succeeds, and shrinks otherwise:
+    /// on a machine with more waiting threads than processors it takes time from the others.
+    spin: AtomicU64,
     generation: u32,
 }
 
@@ -112,7 +117,19 @@ impl Connection {
     pub(crate) fn new(route: Route, settings: RemoteSettings) -> Self {
         let generation = fork::generation();
         let (state, sleepers) = (Mutex::default(), AtomicUsize::new(0));
-        Self { route, settings, state, sleepers, generation }
+        let spin = AtomicU64::new(nanoseconds(settings.spin));
+        Self { route, settings, state, sleepers, spin, generation }
+    }
+
+    /// Learns from a wait that ended while it spun, or did not.
+    fn learn(&self, succeeded: bool) {
+        let spin = self.spin.load(Ordering::Relaxed);
+        let max = nanoseconds(self.settings.spin);
+        let next =
+            if succeeded { spin.saturating_mul(2).min(max) } else { (spin / 2).max(SHORTEST_SPIN).min(max) };
+        if next != spin {
+            self.spin.store(next, Ordering::Relaxed);
+        }
     }
 
     pub(crate) fn address(&self) -> String {
@@ -225,9 +242,16 @@ impl Connection {
         mut take: impl FnMut(&mut Session, u64) -> Option<Result<T, Failure>>,
     ) -> Result<Result<T, Failure>> {
         let began = Instant::now();
+        let spin = Duration::from_nanos(self.spin.load(Ordering::Relaxed));
+        let mut has_slept = false;
         loop {
             match self.look(ticket, &mut take) {
-                Outcome::Ended(result) => return Ok(result),
+                Outcome::Ended(result) => {
+                    if !has_slept {
+                        self.learn(true);
+                    }
+                    return Ok(result);
+                }
                 Outcome::Pending(queue, progress) => {
                     let now = Instant::now();
                     // A long read may go on as long as data arrives.
@@ -236,9 +260,13 @@ impl Connection {
                     if now >= deadline {
                         return Err(self.time_out(ticket));
                     }
-                    if now.duration_since(began) < self.settings.spin {
+                    if now.duration_since(began) < spin {
                         std::thread::yield_now();
                     } else {
+                        if !has_slept {
+                            self.learn(false);
+                        }
+                        has_slept = true;
                         self.sleep(ticket, &queue, deadline - now);
                     }
                 }
@@ -464,4 +492,8 @@ impl Drop for Connection {
             core::mem::forget(core::mem::take(&mut state.retired));
         }
     }
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
