@@ -42,7 +42,7 @@ pub enum Error {
         provider: String,
     },
     /// A system call failed.
-    #[error("{call} failed: {errno}")]
+    #[error("remote memory: {call} failed: {errno}; free memory or descriptors, and try again")]
     System {
         /// The function.
         call: &'static str,
@@ -100,8 +100,8 @@ pub enum Error {
         /// The generation of the slot.
         now: u64,
     },
-    /// The producer refuses, or its fabric did, twice.
-    #[error("the producer at {address} refuses: {reason}")]
+    /// The producer refuses.
+    #[error("the producer at {address} refuses: {reason}; see its log, or ask its operator")]
     Refused {
         /// Its address.
         address: String,
@@ -131,7 +131,7 @@ pub enum Error {
         max: Duration,
     },
     /// The range exceeds the block.
-    #[error("{length} bytes at {offset} exceed the block of {size} bytes")]
+    #[error("{length} bytes at {offset} exceed the block of {size} bytes: pass a range within Remote::len")]
     OutOfBounds {
         /// The offset.
         offset: usize,
@@ -144,7 +144,7 @@ pub enum Error {
     #[error("the memory was opened before fork(2): open it again in the child process")]
     Forked,
     /// The peer sends what no umf sends.
-    #[error("the peer at {address} misbehaves: {what}")]
+    #[error("the peer at {address} misbehaves: {what}; let both processes use the same release of umf")]
     Misbehaved {
         /// Its address.
         address: String,

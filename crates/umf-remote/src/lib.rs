@@ -2,8 +2,8 @@
 //! producer over a network.
 //!
 //! umf writes no network. It uses libfabric (<https://ofiwg.github.io/libfabric/>), which it opens
-//! at run time, with whatever provider the machine has: tcp, efa, verbs. What it adds is the promise
-//! of local handles: **a read is never stale**.
+//! at run time, with whatever provider the machine has: tcp, efa, verbs. What it adds is the
+//! promise of local handles: **a read is never stale**.
 //!
 //! | part | what it does |
 //! |---|---|
@@ -15,15 +15,15 @@
 //!
 //! # How a read is validated
 //!
-//! A read of up to 16,256 bytes is a message. The producer's thread opens the handle, as any process
-//! of its machine would, copies the bytes while it has a lease, and checks afterwards that the block
-//! is current.
+//! A read of up to 16,256 bytes is a message. The producer's thread opens the handle, as any
+//! process of its machine would, copies the bytes while it has a lease, and checks afterwards that
+//! the block is current.
 //!
-//! A longer read is one-sided (`fi_read(3)`). All its data has arrived before the generation and the
-//! nonce of the block's slot in the ledger are read, by one operation. They are those of the handle
-//! only if the block was live all the time: generations only grow, before memory is used again, and
-//! a nonce is of one process. (Operations of most networks are not ordered, so that the second read
-//! must not begin earlier.)
+//! A longer read is one-sided (`fi_read(3)`). All its data has arrived before the generation and
+//! the nonce of the block's slot in the ledger are read, by one operation. They are those of the
+//! handle only if the block was live all the time: generations only grow, before memory is used
+//! again, and a nonce is of one process. (Operations of most networks are not ordered, so that the
+//! second read must not begin earlier.)
 //!
 //! # Security
 //!

@@ -108,16 +108,9 @@ fn decode(bytes: &[u8]) -> Option<Vec<ListedGrant>> {
 pub(crate) struct GrantList {
     /// Made with the first grant.
     file: Option<OwnedFd>,
-    /// A number that differs if the grants do.
-    listed: u64,
 }
 
 impl GrantList {
-    /// Returns whether other grants are listed than those of this number, and notes it.
-    pub(crate) fn note(&mut self, number: u64) -> bool {
-        core::mem::replace(&mut self.listed, number) != number
-    }
-
     /// Writes the list. Without a file, the grants are in force and not listed.
     pub(crate) fn write(&mut self, grants: &[ListedGrant]) {
         if let Err(errno) = self.try_write(grants) {
@@ -182,7 +175,6 @@ mod tests {
     fn list_is_read_back_from_proc() {
         let grants = [grant(1, "10.0.0.1:4711 (tcp)"), grant(2, &"x".repeat(200))];
         let mut list = GrantList::default();
-        assert!(list.note(3) && !list.note(3));
         list.write(&grants);
         let found = grants_of(std::process::id());
         assert_eq!(found[0], grants[0]);

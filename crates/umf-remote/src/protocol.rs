@@ -42,8 +42,8 @@ pub(crate) enum Request<'m> {
     Locate { handle: Handle },
     /// Asks for bytes of a block.
     Read { handle: Handle, offset: u64, length: u32 },
-    /// The importer does not read by this key any more. Has no reply.
-    Release { key: u64 },
+    /// The importer does not use the key of a block any more. Has no reply.
+    Release { slot: u32, generation: u64 },
     /// Asks for a grant to write, for some milliseconds.
     Grant { handle: Handle, milliseconds: u32 },
     /// Writes data of the message.
@@ -61,8 +61,8 @@ pub(crate) enum Request<'m> {
 /// A message of a server.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Reply<'m> {
-    /// The session, and limits: bytes of a [`Request::Read`]; milliseconds without a request, and of
-    /// a grant.
+    /// The session, and limits: bytes of a [`Request::Read`]; milliseconds without a request, and
+    /// of a grant.
     Welcome { session: u64, max_small: u32, idle: u32, max_grant: u32 },
     /// Where the block is, and its slot: generation and nonce.
     Located { key: u64, address: u64, slot_key: u64, slot_address: u64 },
@@ -169,7 +169,10 @@ impl<'m> Request<'m> {
                 bytes.extend(offset.to_le_bytes());
                 bytes.extend(length.to_le_bytes());
             }
-            Self::Release { key } => bytes.extend(key.to_le_bytes()),
+            Self::Release { slot, generation } => {
+                bytes.extend(slot.to_le_bytes());
+                bytes.extend(generation.to_le_bytes());
+            }
             Self::Grant { handle, milliseconds } => {
                 bytes.extend(handle.as_bytes());
                 bytes.extend(milliseconds.to_le_bytes());
@@ -199,7 +202,7 @@ impl<'m> Request<'m> {
             1 => Self::Hello { server: reader.array()?, name: reader.rest(MAX_NAME)? },
             2 => Self::Locate { handle: reader.handle()? },
             3 => Self::Read { handle: reader.handle()?, offset: reader.u64()?, length: reader.u32()? },
-            4 => Self::Release { key: reader.u64()? },
+            4 => Self::Release { slot: reader.u32()?, generation: reader.u64()? },
             5 => Self::Grant { handle: reader.handle()?, milliseconds: reader.u32()? },
             6 => Self::Write { grant: reader.u64()?, offset: reader.u64()?, data: reader.rest(MAX_INLINE)? },
             7 => Self::WriteFrom {

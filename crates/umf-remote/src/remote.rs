@@ -25,7 +25,8 @@ const IN_FLIGHT: usize = 16;
 /// had been read. The producer may write the block while it is read, as with every shared memory.
 ///
 /// All methods may be called from several threads at once. A call ends within
-/// [`RemoteSettings::timeout`](crate::RemoteSettings::timeout) of its last progress by the producer.
+/// [`RemoteSettings::timeout`](crate::RemoteSettings::timeout) of its last progress by the
+/// producer.
 pub struct Remote {
     handle: Handle,
     place: Place,
@@ -166,8 +167,8 @@ impl Remote {
         Ok(PendingRead { remote: self, state })
     }
 
-    /// Returns whether the block was not freed since the handle was made. Over the fabric this takes
-    /// a round trip.
+    /// Returns whether the block was not freed since the handle was made. Over the fabric this
+    /// takes a round trip.
     ///
     /// # Errors
     /// As [`Remote::read`], without [`Error::Stale`].
@@ -203,7 +204,14 @@ impl Remote {
     pub fn grant(&self, time: Duration) -> Result<Grant<'_>> {
         match &self.place {
             Place::Here(mapping) if mapping.is_read_only() => Err(umf_ipc::Error::ReadOnly.into()),
-            Place::Here(_) => Ok(Grant { remote: self, there: None, until: Instant::now() + time }),
+            Place::Here(_) => {
+                let until = Instant::now().checked_add(time);
+                let until = until.ok_or(umf_ipc::Error::Memory(umf_core::Error::InvalidArgument {
+                    what: "the time of a grant",
+                    why: "is too long",
+                }))?;
+                Ok(Grant { remote: self, there: None, until })
+            }
             Place::There { connection, .. } => {
                 let asked = Instant::now();
                 let (grant, session, time) = connection.grant(&self.handle, time)?;
@@ -264,8 +272,8 @@ impl PendingRead<'_> {
         Data { content: Content::Landed(Some(buffer), pool), length }
     }
 
-    /// Returns the data if the read has ended, and `None` if it has not, or if its data was returned
-    /// before. Makes progress.
+    /// Returns the data if the read has ended, and `None` if it has not, or if its data was
+    /// returned before. Makes progress.
     ///
     /// # Errors
     /// As [`Remote::read`].
@@ -376,9 +384,9 @@ impl Drop for Data {
 
 /// A permission to write a block, for a time. Dropping it ends the grant.
 ///
-/// The producer reads the data from this process and writes it itself, so that nothing of the fabric
-/// ever writes the producer's memory. A write that has returned is visible to all reads of the
-/// block after that.
+/// The producer reads the data from this process and writes it itself, so that nothing of the
+/// fabric ever writes the producer's memory. A write that has returned is visible to all reads of
+/// the block after that.
 pub struct Grant<'r> {
     remote: &'r Remote,
     there: Option<(&'r Arc<Connection>, u64, u64)>,

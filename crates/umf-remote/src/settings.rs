@@ -19,8 +19,8 @@ umf_core::settings! {
         /// libfabric: the path or name of the library. Refused in ./umf.toml.
         pub library: PathBuf as Trusted<PathBuf> = libfabric_sys::LIBRARY.into();
         /// The provider of libfabric that serves: a name of fi_info(1), such as "tcp", "efa" or
-        /// "verbs;ofi_rxm". "" is the first one that libfabric offers and that other machines reach.
-        /// Importers use the one that the producer names.
+        /// "verbs;ofi_rxm". "" is the first one that libfabric offers and that other machines
+        /// reach. Importers use the one that the producer names.
         pub provider: String = String::new();
         /// The network interface or IP address at which this process serves. "" is the first one
         /// that is not the loopback interface.
@@ -55,5 +55,18 @@ umf_core::settings! {
         /// Whether memory of this machine is mapped. "false" is for tests: it is then read over the
         /// fabric, as if it were another machine's.
         pub local: bool = true;
+    }
+}
+
+/// The longest times of the settings: they are added to the time of day.
+const LONGEST: Duration = Duration::from_secs(30 * 24 * 3600);
+
+impl RemoteSettings {
+    /// Returns these settings with times of at most 30 days.
+    pub(crate) fn bounded(mut self) -> Self {
+        for time in [&mut self.timeout, &mut self.idle, &mut self.max_grant, &mut self.spin] {
+            *time = (*time).min(LONGEST);
+        }
+        self
     }
 }

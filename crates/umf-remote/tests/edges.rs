@@ -207,3 +207,22 @@ fn grant_outlasts_a_pause() {
     grant.write(0, b"granted").unwrap();
     assert_eq!(&*remote.read(0, 7).unwrap(), b"granted");
 }
+
+#[test]
+fn keys_of_reads_in_progress_are_not_given_up() {
+    let producer = Producer::new(true);
+    let mut settings = settings();
+    settings.max_registered = 1;
+    let Some(server) = serve(&producer, &settings) else { return };
+    let importer = RemoteImporter::new(producer.importer, settings);
+    let handles: Vec<Handle> = (0..6).map(|seed| producer.block(16 * LONG, seed).1).collect();
+    let remotes: Vec<Remote> = handles.iter().map(|handle| open(&importer, &server, handle)).collect();
+    // All at the same time: the connection would break if the key of one ended during its read.
+    let grant = remotes[0].grant(Duration::from_secs(20)).unwrap();
+    let reads: Vec<_> = remotes.iter().map(|remote| remote.start_read(0, 16 * LONG).unwrap()).collect();
+    for (seed, read) in reads.into_iter().enumerate() {
+        let data = read.wait().unwrap();
+        assert!(data.iter().all(|byte| *byte == seed as u8), "{seed}");
+    }
+    grant.write(0, b"the same connection").unwrap();
+}

@@ -1,7 +1,7 @@
 //! [`Connection`]: makes sessions with one server, and waits for reads and calls.
 
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use umf_ipc::Handle;
@@ -28,6 +28,10 @@ pub(crate) struct Connection {
     route: Route,
     pub settings: RemoteSettings,
     state: Mutex<State>,
+    /// Notified when a thread has made a session, or failed to.
+    connected: Condvar,
+    /// The longest grant of the producer, in nanoseconds.
+    max_grant: AtomicU64,
     /// Threads that sleep.
     sleepers: AtomicUsize,
     /// How long a wait spins, in nanoseconds. It grows as spinning succeeds, and shrinks otherwise:
@@ -41,6 +45,8 @@ struct State {
     session: Option<Session>,
     /// The number of the session.
     epoch: u64,
+    /// Whether a thread makes a session.
+    is_connecting: bool,
     /// Why the last session ended.
     last: Option<Failure>,
     /// Sessions that are not used any more, and whose endpoint cannot be closed yet.
@@ -50,8 +56,9 @@ struct State {
 impl State {
     /// Ends the session. Closing its endpoint ends its operations, so that nothing is written into
     /// its buffers any more. Until it can be closed, they are kept.
-    fn retire(&mut self) -> bool {
+    fn retire(&mut self, reason: Failure) -> bool {
         let Some(session) = self.session.take() else { return false };
+        self.last = Some(reason);
         self.retired.push(session);
         self.close_retired();
         true
@@ -88,7 +95,7 @@ pub(crate) struct ReadState {
     /// Sessions in which it was lost.
     losses: u32,
     /// When the program last asked for it, and whether it has had more time since.
-    last_look: Instant,
+    last_call: Instant,
     is_extended: bool,
 }
 
@@ -96,17 +103,17 @@ impl ReadState {
     pub(crate) fn new(handle: Handle, offset: usize, length: usize, timeout: Duration) -> Self {
         let now = Instant::now();
         let (deadline, ticket) = (now + timeout, None);
-        Self { handle, offset, length, deadline, ticket, losses: 0, last_look: now, is_extended: false }
+        Self { handle, offset, length, deadline, ticket, losses: 0, last_call: now, is_extended: false }
     }
 
     /// Gives the read more time, once, if the program comes late. There is no progress meanwhile.
-    fn look(&mut self, timeout: Duration) {
+    fn note_call(&mut self, timeout: Duration) {
         let now = Instant::now();
-        if !self.is_extended && now.duration_since(self.last_look) > timeout / 4 {
+        if !self.is_extended && now.duration_since(self.last_call) > timeout / 4 {
             self.is_extended = true;
             self.deadline = self.deadline.max(now + timeout);
         }
-        self.last_look = now;
+        self.last_call = now;
     }
 }
 
@@ -115,10 +122,12 @@ pub(crate) type Landed = (Arc<Buffer>, Arc<BufferPool>);
 
 impl Connection {
     pub(crate) fn new(route: Route, settings: RemoteSettings) -> Self {
+        let settings = settings.bounded();
         let generation = fork::generation();
         let (state, sleepers) = (Mutex::default(), AtomicUsize::new(0));
         let spin = AtomicU64::new(nanoseconds(settings.spin));
-        Self { route, settings, state, sleepers, spin, generation }
+        let (connected, max_grant) = (Condvar::new(), AtomicU64::new(0));
+        Self { route, settings, state, connected, max_grant, sleepers, spin, generation }
     }
 
     /// Learns from a wait that ended while it spun, or did not.
@@ -140,6 +149,10 @@ impl Connection {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn max_grant(&self) -> Duration {
+        Duration::from_nanos(self.max_grant.load(Ordering::Relaxed))
+    }
+
     fn check_process(&self) -> Result<()> {
         if self.generation == fork::generation() { Ok(()) } else { Err(Error::Forked) }
     }
@@ -148,23 +161,38 @@ impl Connection {
     fn begin(&self, deadline: Instant, begin: impl FnOnce(&mut Session) -> Result<u64>) -> Result<Ticket> {
         self.check_process()?;
         let mut state = self.lock();
-        state.close_retired();
-        if state.session.as_ref().is_some_and(Session::is_stale) {
-            state.retire();
-        }
-        if state.session.is_none() {
-            state.session = Some(Session::connect(&self.route, &self.settings, deadline)?);
+        loop {
+            state.close_retired();
+            if state.session.as_ref().is_some_and(Session::may_have_expired) {
+                state.retire(Failure::Lost("the connection was idle for too long".to_owned()));
+            }
+            if state.session.is_some() {
+                break;
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(Error::TimedOut { address: self.address(), timeout: self.settings.timeout });
+            }
+            if state.is_connecting {
+                let waited = self.connected.wait_timeout(state, left);
+                state = waited.unwrap_or_else(PoisonError::into_inner).0;
+                continue;
+            }
+            state.is_connecting = true;
+            // Without the lock, for which other threads could not wait with their own bounds.
+            drop(state);
+            let connected = Session::connect(&self.route, &self.settings, deadline);
+            state = self.lock();
+            state.is_connecting = false;
+            self.connected.notify_all();
+            let session = connected?;
+            self.max_grant.store(nanoseconds(session.max_grant), Ordering::Relaxed);
+            state.session = Some(session);
             state.epoch += 1;
         }
         let epoch = state.epoch;
         let Some(session) = state.session.as_mut() else { unreachable!("set above") };
-        match begin(session) {
-            Ok(number) => Ok(Ticket { epoch, number }),
-            Err(error) => {
-                state.retire();
-                Err(error)
-            }
-        }
+        Ok(Ticket { epoch, number: begin(session)? })
     }
 
     /// Ends a session that broke.
@@ -172,8 +200,7 @@ impl Connection {
         if let Some(failure) = state.session.as_mut().and_then(|session| session.broken.take()) {
             tracing::debug!(address = %self.address(), ?failure, "a connection broke");
             self.wake(state);
-            state.retire();
-            state.last = Some(failure);
+            state.retire(failure);
         }
     }
 
@@ -186,7 +213,7 @@ impl Connection {
     }
 
     /// Makes progress, and returns what has become of some work.
-    fn look<T>(
+    fn poll<T>(
         &self,
         ticket: Ticket,
         take: impl FnOnce(&mut Session, u64) -> Option<Result<T, Failure>>,
@@ -245,7 +272,7 @@ impl Connection {
         let spin = Duration::from_nanos(self.spin.load(Ordering::Relaxed));
         let mut has_slept = false;
         loop {
-            match self.look(ticket, &mut take) {
+            match self.poll(ticket, &mut take) {
                 Outcome::Ended(result) => {
                     if !has_slept {
                         self.learn(true);
@@ -277,8 +304,8 @@ impl Connection {
     /// Ends the session of work that lasts too long: nothing is written into its buffers any more.
     fn time_out(&self, ticket: Ticket) -> Error {
         let mut state = self.lock();
-        if state.epoch == ticket.epoch && state.retire() {
-            state.last = Some(Failure::Lost("the producer did not answer in time".to_owned()));
+        if state.epoch == ticket.epoch {
+            state.retire(Failure::Lost("the producer did not answer in time".to_owned()));
         }
         Error::TimedOut { address: self.address(), timeout: self.settings.timeout }
     }
@@ -292,11 +319,9 @@ impl Connection {
             Failure::Stale(now) => {
                 Error::Stale { pid: handle.pid(), slot: handle.slot(), generation: handle.generation(), now }
             }
-            Failure::NotGranted => {
-                let max = self.lock().session.as_ref().map_or(Duration::ZERO, |session| session.max_grant);
-                Error::NotGranted { address, max }
-            }
+            Failure::NotGranted => Error::NotGranted { address, max: self.max_grant() },
             Failure::Refused(reason) => Error::Refused { address, reason },
+            Failure::Misbehaved(what) => Error::Misbehaved { address, what },
             Failure::Own(error) => error,
         }
     }
@@ -330,9 +355,9 @@ impl Connection {
     /// Returns the data of a read, if it has ended.
     pub(crate) fn poll_read(&self, read: &mut ReadState) -> Result<Option<Landed>> {
         self.check_process()?;
-        read.look(self.settings.timeout);
+        read.note_call(self.settings.timeout);
         let Some(ticket) = read.ticket else { return Ok(None) };
-        match self.look(ticket, Self::take_landed) {
+        match self.poll(ticket, Self::take_landed) {
             Outcome::Ended(result) => self.settle(read, result),
             Outcome::Pending(_, progress) => {
                 let late = progress.map(|last| last + self.settings.timeout);
@@ -345,7 +370,7 @@ impl Connection {
     /// Waits for the data of a read.
     pub(crate) fn wait_read(&self, read: &mut ReadState) -> Result<Landed> {
         self.check_process()?;
-        read.look(self.settings.timeout);
+        read.note_call(self.settings.timeout);
         loop {
             let Some(ticket) = read.ticket else {
                 self.start(read)?;
@@ -402,7 +427,7 @@ impl Connection {
 
     /// Asks for a grant. Returns it, the session in which it holds, and its time.
     pub(crate) fn grant(&self, handle: &Handle, time: Duration) -> Result<(u64, u64, Duration)> {
-        let milliseconds = u32::try_from(time.as_millis()).unwrap_or(u32::MAX);
+        let milliseconds = u32::try_from(time.as_micros().div_ceil(1000)).unwrap_or(u32::MAX);
         let request = Request::Grant { handle: *handle, milliseconds };
         let deadline = Instant::now() + self.settings.timeout;
         let mut losses = 0;
@@ -437,7 +462,7 @@ impl Connection {
         let is_current = state.epoch == epoch;
         match state.session.as_mut().filter(|_| is_current) {
             Some(session) => Ok(Ticket { epoch, number: session.begin_write(grant, offset, data)? }),
-            None => Err(Error::NotGranted { address: self.address(), max: self.settings.max_grant }),
+            None => Err(Error::NotGranted { address: self.address(), max: self.max_grant() }),
         }
     }
 

@@ -22,8 +22,8 @@ const IDLE_CONNECTIONS: usize = 64;
 /// Opens remote handles.
 ///
 /// A handle of this machine is mapped. For others, there is one connection for each server, with an
-/// endpoint, a completion queue and buffers of its own, which is made by the first read. All methods
-/// may be called from several threads at once.
+/// endpoint, a completion queue and buffers of its own, which is made by the first read. All
+/// methods may be called from several threads at once.
 #[derive(Debug)]
 pub struct RemoteImporter {
     importer: &'static Importer,
@@ -36,6 +36,15 @@ struct Connections {
     by_route: HashMap<Route, Arc<Connection>>,
     /// [`fork::generation`] of the process that made them.
     generation: u32,
+}
+
+impl Connections {
+    /// Removes the connections that no [`Remote`] uses. Drop them without the lock: closing takes a
+    /// moment.
+    fn take_idle(&mut self) -> Vec<Arc<Connection>> {
+        let is_idle = |_: &Route, connection: &mut Arc<Connection>| Arc::strong_count(connection) == 1;
+        self.by_route.extract_if(is_idle).map(|(_, connection)| connection).collect()
+    }
 }
 
 impl RemoteImporter {
@@ -74,14 +83,7 @@ impl RemoteImporter {
 
     /// Closes connections that no [`Remote`] uses. Returns their number.
     pub fn evict_idle(&self) -> usize {
-        let mut closed = Vec::new();
-        self.connections.lock().by_route.retain(|_, connection| {
-            let is_used = Arc::strong_count(connection) > 1;
-            if !is_used {
-                closed.push(Arc::clone(connection));
-            }
-            is_used
-        });
+        let closed = self.connections.lock().take_idle();
         closed.len()
     }
 
@@ -100,18 +102,11 @@ impl RemoteImporter {
             connections.generation = fork::generation();
         }
         if connections.by_route.len() >= IDLE_CONNECTIONS && !connections.by_route.contains_key(route) {
-            connections.by_route.retain(|_, connection| {
-                let is_used = Arc::strong_count(connection) > 1;
-                if !is_used {
-                    closed.push(Arc::clone(connection));
-                }
-                is_used
-            });
+            closed = connections.take_idle();
         }
         let make = || Arc::new(Connection::new(route.clone(), self.settings.clone()));
         let connection = Arc::clone(connections.by_route.entry(route.clone()).or_insert_with(make));
         drop(connections);
-        // Without the lock: closing takes a moment.
         drop(closed);
         connection
     }

@@ -1,5 +1,5 @@
-//! Reads of a [`Session`]: by messages, or one-sided and then validated; and the blocks whose keys are
-//! known.
+//! Reads of a [`Session`]: by messages, or one-sided and then validated; and the blocks whose keys
+//! are known.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -58,6 +58,8 @@ pub(super) struct Read {
     slot: Option<Arc<Buffer>>,
     /// When it began, or a part of it arrived.
     last_progress: Instant,
+    /// Whether it counts as a user of its block, whose key then stays known.
+    is_user: bool,
     result: Option<Result<(), Failure>>,
 }
 
@@ -76,6 +78,7 @@ impl Session {
             outstanding: 0,
             slot: None,
             last_progress: Instant::now(),
+            is_user: false,
             result: None,
         };
         self.work.insert(number, Work::Read(Box::new(read)));
@@ -90,16 +93,18 @@ impl Session {
 
     /// Asks for the key of a block, if it is not known.
     fn locate(&mut self, read: u64, handle: &Handle) {
-        match self.blocks.get(&BlockKey::of(handle)) {
-            Some(block) => {
-                let located = block.located;
+        let block = BlockKey::of(handle);
+        match self.blocks.get(&block) {
+            Some(known) => {
+                let located = known.located;
+                self.use_block(block);
                 if let Some(Work::Read(read)) = self.work.get_mut(&read) {
-                    read.located = located;
+                    (read.located, read.is_user) = (located, true);
                 }
                 self.unposted.push_back(read);
             }
             None => {
-                let purpose = Purpose::Locate(read, BlockKey::of(handle));
+                let purpose = Purpose::Locate(read, block);
                 self.request(purpose, &Request::Locate { handle: *handle });
             }
         }
@@ -134,8 +139,9 @@ impl Session {
         if let Some(since) = known.idle_since {
             self.idle.remove(&since);
         }
-        if let Some(located) = known.located {
-            let message = Request::Release { key: located.key }.encode(self.number, 0);
+        if known.located.is_some() {
+            let BlockKey(slot, generation) = block;
+            let message = Request::Release { slot, generation }.encode(self.number, 0);
             self.queued.push_back((message, false));
         }
     }
@@ -285,13 +291,16 @@ impl Session {
                 self.idle.insert(since, block);
                 KnownBlock { located, users: 0, idle_since: Some(since) }
             });
+            if self.work.contains_key(&number) {
+                self.use_block(block);
+            }
             self.forget_idle();
         }
         let Some(Work::Read(read)) = self.work.get_mut(&number) else { return };
         read.last_progress = Instant::now();
         match located {
             Ok(located) => {
-                read.located = located;
+                (read.located, read.is_user) = (located, true);
                 self.unposted.push_back(number);
             }
             Err(failure) => read.result = Some(Err(failure)),
@@ -307,8 +316,11 @@ impl Session {
         match self.work.remove(&number) {
             Some(Work::Read(read)) => {
                 let read = *read;
+                let block = BlockKey::of(&read.handle);
                 if let Some(Err(Failure::Stale(_))) = &read.result {
-                    self.forget_block(BlockKey::of(&read.handle));
+                    self.forget_block(block);
+                } else if read.is_user {
+                    self.release_block(block);
                 }
                 read.result.map(|result| result.map(|()| read.buffer))
             }
@@ -326,6 +338,10 @@ impl Session {
 
     /// Gives up a read. Its buffer is kept until its operations have ended.
     pub(crate) fn forget(&mut self, number: u64) {
-        self.work.remove(&number);
+        if let Some(Work::Read(read)) = self.work.remove(&number)
+            && read.is_user
+        {
+            self.release_block(BlockKey::of(&read.handle));
+        }
     }
 }

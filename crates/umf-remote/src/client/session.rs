@@ -1,5 +1,5 @@
-//! [`Session`]: a connection to a server, and the reads and calls that are in progress. Nothing here
-//! waits, except [`Session::connect`].
+//! [`Session`]: a connection to a server, and the reads and calls that are in progress. Nothing
+//! here waits, except [`Session::connect`].
 
 use core::mem;
 use std::collections::{BTreeMap, VecDeque};
@@ -28,13 +28,15 @@ pub(crate) enum Failure {
     Stale(u64),
     NotGranted,
     Refused(String),
+    /// The peer sends what no umf sends.
+    Misbehaved(&'static str),
     /// This process has no memory, or another error of its own.
     Own(Error),
 }
 
 impl Failure {
-    /// Returns the failure of an operation that could not be posted. Some providers say so at once if
-    /// the peer cannot be reached.
+    /// Returns the failure of an operation that could not be posted. Some providers say so at once
+    /// if the peer cannot be reached.
     pub(super) fn of(error: Error) -> Self {
         match error {
             Error::Fabric { call: "fi_send" | "fi_read", reason, .. } => Self::Lost(reason),
@@ -276,7 +278,7 @@ impl Session {
     }
 
     /// Returns whether the server may have ended the session, since it was not used for long.
-    pub(crate) fn is_stale(&self) -> bool {
+    pub(crate) fn may_have_expired(&self) -> bool {
         let now = Instant::now();
         now.duration_since(self.last_request) > self.idle_limit.mul_f32(0.8)
             && !self.grants.values().any(|until| *until > now)
@@ -344,7 +346,7 @@ impl Session {
             self.pump(read)?;
         }
         // A process that was stopped for long finds out here: a ping would come too late.
-        if !self.work.is_empty() && self.is_stale() {
+        if !self.work.is_empty() && self.may_have_expired() {
             self.broken = Some(Failure::Lost("the session was idle for too long".to_owned()));
             return Ok(());
         }
@@ -424,7 +426,7 @@ impl Session {
                 let bytes = bytes.and_then(|bytes| bytes.get(..done.length)).unwrap_or_default();
                 match Reply::decode(bytes) {
                     Ok((header, reply)) => self.reply(header, &reply),
-                    Err(malformed) => self.broken = Some(Failure::Refused(malformed.0.to_owned())),
+                    Err(malformed) => self.broken = Some(Failure::Misbehaved(malformed.0)),
                 }
                 self.pool.give_back(buffer);
                 if let Err(error) = self.receive() {
@@ -484,5 +486,5 @@ impl Session {
 }
 
 pub(super) fn unexpected() -> Failure {
-    Failure::Refused("its reply does not fit the request".to_owned())
+    Failure::Misbehaved("its reply does not fit the request")
 }

@@ -163,7 +163,8 @@ impl Queue {
     /// Wakes a thread that waits.
     pub(crate) fn wake(&self) {
         if self.can_wait {
-            // SAFETY: the queue is live. Without this function, threads wake at their next time-out.
+            // SAFETY: the queue is live. Without this function, threads wake at their next
+            // time-out.
             unsafe { fi_cq_signal(self.queue) };
         }
     }
@@ -209,8 +210,8 @@ impl Addresses {
 
     /// Inserts the name of an endpoint.
     pub(crate) fn insert(&self, name: &[u8]) -> Result<u64> {
-        // Providers read as many bytes as their addresses have.
-        let mut whole = [0_u8; MAX_NAME];
+        // Providers read as many bytes as their addresses have, or up to a zero.
+        let mut whole = [0_u8; MAX_NAME + 1];
         let length = name.len().min(MAX_NAME);
         whole[..length].copy_from_slice(&name[..length]);
         let mut address = FI_ADDR_NOTAVAIL;
@@ -246,7 +247,7 @@ impl Drop for Addresses {
 pub(crate) struct Endpoint {
     endpoint: *mut fid_ep,
     queue: Arc<Queue>,
-    addresses: Arc<Addresses>,
+    _addresses: Arc<Addresses>,
     /// Buffers of operations that have not ended.
     held: Lock<HashMap<u64, Arc<Buffer>>>,
 }
@@ -265,7 +266,7 @@ impl Endpoint {
         let result = unsafe { fi_endpoint(domain.as_ptr(), info, &raw mut endpoint, ptr::null_mut()) };
         domain.check("fi_endpoint", result as isize)?;
         let held = Lock::new(HashMap::new());
-        let opened = Self { endpoint, queue: Arc::clone(queue), addresses: Arc::clone(addresses), held };
+        let opened = Self { endpoint, queue: Arc::clone(queue), _addresses: Arc::clone(addresses), held };
         // SAFETY: all objects are live.
         let (to_queue, to_addresses) = unsafe {
             (
@@ -361,7 +362,6 @@ impl Endpoint {
 
 impl Drop for Endpoint {
     fn drop(&mut self) {
-        let _ = &self.addresses;
         // SAFETY: closed once, before its queue and addresses.
         if !unsafe { self.domain().close("endpoint", self.endpoint.cast()) } {
             // Its operations may still write.

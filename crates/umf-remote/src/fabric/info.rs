@@ -266,6 +266,15 @@ impl Info {
         memory_mode_of(self.entry()) & mode != 0
     }
 
+    /// Returns whether a registration that is closed gives no access any more. The provider verbs
+    /// keeps registrations in a cache, with their keys and pages, unless the environment says
+    /// otherwise (`fi_mr(3)`).
+    pub(crate) fn closes_registrations(&self) -> bool {
+        let is = |name, value: &str| umf_os::environment::variable(name).is_some_and(|set| set == value);
+        let is_cached = self.provider.split(';').any(|part| part == "verbs");
+        !is_cached || is("FI_MR_CACHE_MAX_COUNT", "0") || is("FI_MR_CACHE_MONITOR", "disabled")
+    }
+
     /// Returns the bytes of keys.
     pub(super) fn key_size(&self) -> usize {
         // SAFETY: an entry of the library has its attributes.

@@ -3,10 +3,11 @@
 //! A thread does all of it. It sleeps in the completion queue, which also lets the fabric answer
 //! one-sided reads: most providers need a call of the target for that.
 //!
-//! Each importer has a *session*: an entry of the address vector, grants, and uses of registrations.
-//! All sessions share one endpoint. (An endpoint for each would end with all that it has. But
-//! libfabric 1.17 does not survive the end of one of several endpoints of a completion queue.) So a
-//! buffer that is being sent to an importer which is lost is kept until its operation has ended.
+//! Each importer has a *session*: an entry of the address vector, grants, and uses of
+//! registrations. All sessions share one endpoint. (An endpoint for each would end with all that it
+//! has. But libfabric 1.17 does not survive the end of one of several endpoints of a completion
+//! queue.) So a buffer that is being sent to an importer which is lost is kept until its operation
+//! has ended.
 
 mod registered;
 mod session;
@@ -78,8 +79,8 @@ struct Shared {
 }
 
 impl Server {
-    /// Starts to serve what `exporter` exports. `importer` opens it for that, and needs all kinds of
-    /// memory that are served.
+    /// Starts to serve what `exporter` exports. `importer` opens it for that, and needs all kinds
+    /// of memory that are served.
     ///
     /// # Errors
     /// [`Error::NoLibrary`], [`Error::NoProvider`], [`Error::Fabric`], [`Error::System`].
@@ -110,17 +111,19 @@ impl Server {
         let mut state = State {
             exporter,
             importer,
-            settings: settings.clone(),
+            settings: settings.clone().bounded(),
             shared: Arc::clone(&shared),
             server,
             pool: BufferPool::new(&domain),
             blocks: RegisteredBlocks::new(settings.max_registered, settings.max_registered_bytes),
             grant_list: GrantList::default(),
+            grants_changed: false,
             sessions: HashMap::new(),
             by_name: HashMap::new(),
             peers: HashMap::new(),
             receives: 0,
             pulled: 0,
+            stuck: 0,
             operations: HashMap::new(),
             unposted: VecDeque::new(),
             next: 0,
@@ -203,6 +206,9 @@ const MAX_RECEIVES: usize = 2048;
 const LAST_WAIT: Duration = Duration::from_millis(200);
 /// The most bytes that are read from importers at a time.
 const MAX_PULLED: usize = 64 << 20;
+/// The most bytes of such reads that may be left of sessions that have ended. With more, nothing is
+/// read: on tcp, a read of an importer that vanished ends when the kernel gives the connection up.
+const MAX_STUCK: usize = 256 << 20;
 /// The most answers of a session that its importer has not taken. One that asks for more than the
 /// window permits is ended.
 const MAX_ANSWERS: usize = 2 * WINDOW;
@@ -231,14 +237,17 @@ struct State {
     shared: Arc<Shared>,
     server: [u8; 16],
     grant_list: GrantList,
+    /// Whether a grant began or ended since the list was written.
+    grants_changed: bool,
     sessions: HashMap<u64, Session>,
     by_name: HashMap<Vec<u8>, u64>,
     /// The users of each address: sessions, and messages to it. Without one it is removed.
     peers: HashMap<u64, usize>,
     /// Receives that are posted.
     receives: usize,
-    /// Bytes that are being read from importers.
+    /// Bytes that are being read from importers, in sessions and in those that have ended.
     pulled: usize,
+    stuck: usize,
     blocks: RegisteredBlocks,
     operations: HashMap<u64, Operation>,
     unposted: VecDeque<Unposted>,
@@ -296,7 +305,7 @@ impl State {
     fn close(mut self) {
         let until = Instant::now() + LAST_WAIT;
         let mut done = Vec::new();
-        while !self.domain.closes_during_reads() && self.pulled > 0 {
+        while !self.domain.closes_during_reads() && self.pulled + self.stuck > 0 {
             if Instant::now() >= until || self.queue.wait(Duration::from_millis(10), &mut done).is_err() {
                 tracing::warn!("the endpoint stays open: this libfabric cannot close it during a read");
                 core::mem::forget(self);
@@ -309,8 +318,7 @@ impl State {
     }
 
     fn publish(&mut self) {
-        let numbers = self.sessions.values().map(Session::grants_number);
-        if self.grant_list.note(numbers.fold(0, u64::wrapping_add)) {
+        if core::mem::take(&mut self.grants_changed) {
             let listed = self.sessions.values().flat_map(Session::listed_grants).cloned();
             self.grant_list.write(&listed.collect::<Vec<_>>());
         }
@@ -327,7 +335,7 @@ impl State {
         let mut ended = Vec::new();
         let mut is_timed = false;
         for (&number, session) in &mut self.sessions {
-            session.end_grants(now);
+            self.grants_changed |= session.end_grants(now);
             is_timed |= session.is_timed();
             if let Some(why) = session.overdue(now, &self.settings) {
                 ended.push((number, why));
@@ -460,6 +468,9 @@ impl State {
 
     /// Begins to read the data of a write.
     fn pull(&mut self, session: u64, write: Write) {
+        if self.sessions.get(&session).is_some_and(|session| session.pending() > MAX_ANSWERS) {
+            return self.end(session, "the importer does not take what it asks for");
+        }
         if let Some(session) = self.sessions.get_mut(&session) {
             session.begin_pending();
         }
@@ -487,6 +498,11 @@ impl State {
                 (Some(*peer), *session)
             }
         };
+        if let Operation::Pull(_, _, session, write) = &operation {
+            let is_live = self.sessions.contains_key(session);
+            let bytes = if is_live { &mut self.pulled } else { &mut self.stuck };
+            *bytes = bytes.saturating_sub(write.length);
+        }
         if let Some(session) = self.sessions.get_mut(&session)
             && peer.is_some()
         {
@@ -497,9 +513,6 @@ impl State {
         {
             tracing::debug!(session, reason = fault.reason, "an operation with an importer failed");
             self.end(session, "an operation failed");
-        }
-        if let Operation::Pull(_, _, _, write) = &operation {
-            self.pulled -= write.length;
         }
         match operation {
             Operation::Send(buffer, ..) => self.pool.give_back(buffer),
@@ -571,7 +584,16 @@ impl State {
         let Some(session) = self.sessions.remove(&number) else { return };
         tracing::debug!(session = number, why, "a session with an importer ends");
         self.blocks.release_all(number);
+        self.grants_changed |= session.grants() > 0;
         let (peer, name) = session.close();
+        for operation in self.operations.values() {
+            if let Operation::Pull(_, _, of, write) = operation
+                && *of == number
+            {
+                self.pulled -= write.length;
+                self.stuck += write.length;
+            }
+        }
         // What is posted is kept until it has ended.
         let is_of_session = |unposted: &Unposted| match unposted {
             Unposted::Send(_, _, _, session, _) | Unposted::Pull(session, _) => *session == number,

@@ -37,7 +37,6 @@ struct Registered {
 #[derive(Default)]
 pub(super) struct RegisteredBlocks {
     blocks: HashMap<Block, Registered>,
-    by_key: HashMap<u64, Block>,
     /// Blocks without a user, the one that became so first at the front.
     idle: BTreeMap<u64, Block>,
     bytes: u64,
@@ -84,7 +83,6 @@ impl RegisteredBlocks {
                 )
             };
             self.bytes += bytes;
-            self.by_key.insert(data.key(), block);
             let mapping = mapping.without_lease();
             let registered =
                 Registered { data, slot, mapping, users: HashSet::new(), idle_since: None, freed: None };
@@ -105,6 +103,9 @@ impl RegisteredBlocks {
 
     /// Makes room for a block, if idle ones suffice.
     fn has_room(&mut self, bytes: u64) -> bool {
+        if self.max_bytes != 0 && bytes > self.max_bytes {
+            return false;
+        }
         loop {
             let is_in = |value: u64, max: u64| max == 0 || value <= max;
             if is_in(self.blocks.len() as u64 + 1, self.max_blocks)
@@ -120,7 +121,6 @@ impl RegisteredBlocks {
     fn remove(&mut self, block: Block) {
         if let Some(registered) = self.blocks.remove(&block) {
             self.bytes -= registered.mapping.len() as u64;
-            self.by_key.remove(&registered.data.key());
             if let Some(since) = registered.idle_since {
                 self.idle.remove(&since);
             }
@@ -133,19 +133,13 @@ impl RegisteredBlocks {
         }
     }
 
-    fn release_block(&mut self, block: Block, session: u64) {
+    /// Ends a session's use of a block.
+    pub(super) fn release(&mut self, block: Block, session: u64) {
         let Some(registered) = self.blocks.get_mut(&block) else { return };
         if registered.users.remove(&session) && registered.users.is_empty() {
             self.next += 1;
             registered.idle_since = Some(self.next);
             self.idle.insert(self.next, block);
-        }
-    }
-
-    /// Ends a session's use of a key.
-    pub(super) fn release(&mut self, key: u64, session: u64) {
-        if let Some(block) = self.by_key.get(&key).copied() {
-            self.release_block(block, session);
         }
     }
 
@@ -156,7 +150,7 @@ impl RegisteredBlocks {
         };
         let used: Vec<Block> = self.blocks.iter().filter_map(used).collect();
         for block in used {
-            self.release_block(block, session);
+            self.release(block, session);
         }
     }
 

@@ -8,7 +8,7 @@ use std::time::Instant;
 use hashbrown::HashMap;
 use umf_ipc::{Handle, Mapping, inspect};
 
-use super::State;
+use super::{MAX_STUCK, State};
 use crate::fabric::Buffer;
 use crate::listed::ListedGrant;
 use crate::protocol::{Header, MAX_PULL, Reply, Request};
@@ -70,11 +70,6 @@ impl Session {
         self.grants.len()
     }
 
-    /// Returns a number that differs if the grants do, 0 for none.
-    pub(super) fn grants_number(&self) -> u64 {
-        self.grants.keys().fold(0, |sum, grant| sum.wrapping_add(grant.wrapping_mul(0x9e37_79b9_7f4a_7c15)))
-    }
-
     /// Returns the grants as other processes see them.
     pub(super) fn listed_grants(&self) -> impl Iterator<Item = &ListedGrant> {
         self.grants.values().map(|grant| &grant.listed)
@@ -85,8 +80,11 @@ impl Session {
         !self.grants.is_empty() || self.pending > 0
     }
 
-    pub(super) fn end_grants(&mut self, now: Instant) {
+    /// Ends grants whose time is over. Returns whether there were some.
+    pub(super) fn end_grants(&mut self, now: Instant) -> bool {
+        let before = self.grants.len();
         self.grants.retain(|_, grant| grant.until > now);
+        self.grants.len() != before
     }
 
     /// Returns why the session should end.
@@ -180,8 +178,8 @@ impl State {
                 self.end(number, "the importer ends it");
                 Ok(Answer::None)
             }
-            Request::Release { key } => {
-                self.blocks.release(*key, number);
+            Request::Release { slot, generation } => {
+                self.blocks.release((*slot, *generation), number);
                 Ok(Answer::None)
             }
             Request::Locate { handle } => match self.open(handle) {
@@ -190,6 +188,8 @@ impl State {
                     true => encode(&Reply::ByMessages),
                     false => failed(Failure::NO_BOUNCE),
                 },
+                // A stale read could be taken for good.
+                Ok(_) if !self.domain.info().closes_registrations() => encode(&Reply::ByMessages),
                 Ok(mapping) => {
                     let located = self.blocks.locate(&self.domain, handle, number, mapping);
                     let located = located.unwrap_or_else(|error| {
@@ -208,7 +208,8 @@ impl State {
             Request::Grant { handle, milliseconds } => {
                 let time = Duration::from_millis(u64::from(*milliseconds)).min(self.settings.max_grant);
                 if time.is_zero() {
-                    return encode(&Reply::NotGranted);
+                    let text = "it gives no grants to write (remote.max_grant_ms = 0), or the time is 0";
+                    return encode(&Reply::Failed { text });
                 }
                 match self.grant(number, handle, time) {
                     Ok(grant) => encode(&Reply::Granted { grant, milliseconds: time.as_millis() as u32 }),
@@ -224,6 +225,15 @@ impl State {
                     return encode(&Reply::Failed { text: "a write has more bytes than a request may" });
                 }
                 let (grant, offset) = (*grant, *offset);
+                let granted =
+                    self.sessions.get(&number).is_some_and(|session| session.grants.contains_key(&grant));
+                if !granted {
+                    return encode(&Reply::NotGranted);
+                }
+                if self.stuck > MAX_STUCK {
+                    let text = "too many importers that do not answer have writes in progress";
+                    return encode(&Reply::Failed { text });
+                }
                 let write = Write { request: header.request, grant, offset, length, from: (*key, *address) };
                 self.pull(number, write);
                 Ok(Answer::None)
@@ -231,6 +241,7 @@ impl State {
             Request::EndGrant { grant } => {
                 let session = self.sessions.get_mut(&number);
                 let ended = session.and_then(|session| session.grants.remove(grant));
+                self.grants_changed |= ended.is_some();
                 encode(if ended.is_some() { &Reply::Done } else { &Reply::NotGranted })
             }
         }
@@ -288,6 +299,7 @@ impl State {
             let end = inspect::now().saturating_add(time.as_nanos() as u64);
             let listed = ListedGrant::new(handle, end, importer);
             session.grants.insert(grant, Grant { mapping, until: Instant::now() + time, listed });
+            self.grants_changed = true;
         }
         Ok(grant)
     }
