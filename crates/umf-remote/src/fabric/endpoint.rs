@@ -285,6 +285,10 @@ impl Endpoint {
         &self.queue.domain
     }
 
+    pub(crate) const fn queue(&self) -> &Arc<Queue> {
+        &self.queue
+    }
+
     /// Returns the endpoint's address.
     pub(crate) fn name(&self) -> Result<Vec<u8>> {
         let mut name = vec![0; MAX_NAME];

@@ -8,7 +8,7 @@ use std::time::Instant;
 use hashbrown::HashMap;
 use umf_ipc::{Handle, Mapping, inspect};
 
-use super::{MAX_STUCK, State};
+use super::state::{MAX_STUCK, State};
 use crate::fabric::Buffer;
 use crate::listed::ListedGrant;
 use crate::protocol::{Header, MAX_PULL, Reply, Request};
