@@ -1,75 +1,16 @@
 //! Reads and grants beside events that must not disturb them: frees, pauses, limits, settings.
-#![allow(clippy::unwrap_used, reason = "tests")]
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use umf_core::{Address, Layout, Pool, Visibility};
-use umf_ipc::{Exporter, ExporterSettings, Handle, Importer};
-use umf_pool_proxy::ProxyPool;
-use umf_remote::{Error, Remote, RemoteImporter, RemoteSettings, Server};
+use umf_ipc::Handle;
+use umf_remote::{Error, Remote, RemoteImporter, Server};
+
+use crate::producer::{Producer, serve, settings};
 
 /// Longer than any read by message.
 const LONG: usize = 1 << 20;
 /// The bound of waits for what happens soon.
 const PATIENCE: Duration = Duration::from_secs(20);
-
-struct Producer {
-    pool: Arc<dyn Pool>,
-    exporter: &'static Exporter,
-    importer: &'static Importer,
-}
-
-impl Producer {
-    fn new(has_leases: bool) -> Self {
-        let host = umf_provider_host::HostProvider::builder().visibility(Visibility::Shared);
-        let pool = ProxyPool::new(host.build().unwrap()).unwrap();
-        let exporter = Box::leak(Box::new(Exporter::new(ExporterSettings::default()).unwrap()));
-        let import = Arc::new(umf_provider_host::HostImport::new());
-        let importer = Importer::builder().import(import).leases(has_leases).build().unwrap();
-        Self { pool, exporter, importer: Box::leak(Box::new(importer)) }
-    }
-
-    /// Allocates a block that is filled with a byte.
-    fn block(&self, size: usize, byte: u8) -> (Address, Handle) {
-        let address = self.pool.allocate(Layout::new(size, 64).unwrap()).unwrap();
-        // SAFETY: the block is of the test, and has that size.
-        unsafe {
-            std::ptr::write_bytes(address.as_ptr().unwrap(), byte, size);
-            (address, self.exporter.handle_with_len(address, size).unwrap())
-        }
-    }
-
-    fn free(&self, address: Address) {
-        // SAFETY: only the fabric uses the block.
-        unsafe { self.pool.free(address) }.unwrap();
-    }
-}
-
-fn settings() -> RemoteSettings {
-    let mut settings = RemoteSettings::new();
-    settings.local = false;
-    let variable = umf_os::environment::variable;
-    if let Some(library) = variable("UMF_REMOTE_LIBRARY") {
-        settings.library = library.into();
-    }
-    match variable("UMF_REMOTE_PROVIDER").and_then(|name| name.into_string().ok()) {
-        Some(provider) => settings.provider = provider,
-        None => settings.interface = "127.0.0.1".to_owned(),
-    }
-    settings
-}
-
-fn serve(producer: &Producer, settings: &RemoteSettings) -> Option<Server> {
-    match Server::start(producer.exporter, producer.importer, settings) {
-        Ok(server) => Some(server),
-        Err(error @ Error::NoLibrary(_)) => {
-            println!("umf-skip: {error}");
-            None
-        }
-        Err(error) => panic!("{error}"),
-    }
-}
 
 fn open(importer: &RemoteImporter, server: &Server, handle: &Handle) -> Remote {
     importer.open(&server.remote_handle(handle).unwrap()).unwrap()
