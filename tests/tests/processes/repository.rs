@@ -185,6 +185,22 @@ fn results_of_all_programs_are_summed() {
 }
 
 #[test]
+fn failed_tests_are_listed_with_their_first_panic() {
+    let log = format!(
+        "{PASSED}     Running tests/x.rs (target/debug/deps/x-1)\ntest a::b ... ok\ntest a::c ... FAILED\n\n\
+         successes:\n\n---- a::b stdout ----\n\nthread 'a::b' (7) panicked at src/b.rs:1:2:\nexpected\n\n\
+         failures:\n\n---- a::c stdout ----\n\nthread 'a::c' (8) panicked at src/c.rs:3:4:\nfirst\nnote\n\
+         thread 'a::c' (8) panicked at src/c.rs:5:6:\nsecond\n\nfailures:\n    a::c\n\n\
+         test result: FAILED. 1 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.1s\n\
+         FAILED test_x.py::test_y - AssertionError\ntest result: python. 1 passed; 1 failed; 0 ignored\n"
+    );
+    let expected = "\nfailed:\n  Running tests/x.rs (target/debug/deps/x-1): a::c ... FAILED\n    \
+        at src/c.rs:3:4:\n    first\n  FAILED test_x.py::test_y - AssertionError\n\n\
+        5 passed, 2 failed, 1 skipped\n";
+    assert_eq!(sum(&log), expected);
+}
+
+#[test]
 fn program_that_ends_before_its_result_is_a_failure() {
     let aborted = "     Running tests/x.rs (target/debug/deps/x-1)\nrunning 2 tests\n\
         error: test failed, to rerun pass `-p a --test x`\n\nCaused by:\n  process didn't exit \
