@@ -59,14 +59,15 @@ impl Listener {
     }
 }
 
-/// Connects to the process that listens at an address, and checks it. Returns the connection and
-/// the pid of the process; 0 if this pid namespace does not show it.
+/// Connects to the process that listens at an address, and checks it. Returns the connection, the
+/// pid of the process (0 if this pid namespace does not show it), and what the process has to prove
+/// first ([`prove`]).
 pub(crate) fn connect(
     address: &LinkAddress,
     settings: &LinkSettings,
     deadline: Deadline,
     failed: &impl Fn(Errno) -> Error,
-) -> Result<(OwnedFd, i32)> {
+) -> Result<(OwnedFd, i32, Option<ClientProof>)> {
     let (key, interrupt) = (address.key(), settings.interrupt);
     let socket = match settings.place() {
         directory if directory.is_some() != key.is_some() => {
@@ -91,21 +92,19 @@ pub(crate) fn connect(
     };
     failpoint!("link.connected");
     let pid = trusted_pid(&socket, settings.rule())?;
-    let Some(key) = key else { return Ok((socket, pid)) };
+    let Some(key) = key else { return Ok((socket, pid, None)) };
     // Any process that may write to the directory may have taken the name.
     let own = ClientProof::new(key, PROTOCOL, &address.socket()).map_err(Error::system("getrandom"))?;
     sys::send(socket.as_fd(), &own.hello(), &[]).map_err(failed)?;
-    let mut bytes = [0; PACKET_SIZE + 1];
-    let (length, fds) = sys::receive(&socket, &mut bytes, deadline, interrupt).map_err(failed)?;
-    if let Some(rule) = refusing_rule(&bytes[..length]) {
-        return Err(Error::NotPermitted { pid, rule });
-    }
-    let Some(proof) = own.check(&bytes[..length]).filter(|_| fds.is_empty()) else {
-        return Err(Error::NotProven { name: address.socket() });
-    };
-    sys::send(socket.as_fd(), &proof, &[]).map_err(failed)?;
+    Ok((socket, pid, Some(own)))
+}
+
+/// Proves the key to the process that listens, if `answer` proves that it has the key, too.
+pub(crate) fn prove(socket: &OwnedFd, own: ClientProof, answer: &[u8]) -> sys::Result<bool> {
+    let Some(proof) = own.check(answer) else { return Ok(false) };
+    sys::send(socket.as_fd(), &proof, &[])?;
     failpoint!("link.proven");
-    Ok((socket, pid))
+    Ok(true)
 }
 
 /// Returns the pid of the process at the other end of a socket.

@@ -13,7 +13,7 @@ use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::SocketFlags;
 use umf_ipc::Importer;
-use umf_ipc::fd_socket::Deadline;
+use umf_ipc::fd_socket::{ClientProof, Deadline};
 use umf_os::process::random;
 use umf_sync::{failpoint, fork};
 
@@ -210,44 +210,126 @@ pub(crate) fn connect(
     timeout: Option<Duration>,
     words: [u32; 4],
 ) -> Result<Result<Arc<Channel>, [u32; 4]>> {
-    if !address.is_of_this_boot() {
-        return Err(Error::OtherMachine);
-    }
     let deadline = Deadline::after(timeout.unwrap_or(Duration::MAX));
-    let interrupt = shared.settings.interrupt;
-    let directory = shared.settings.directory.clone();
-    let absent =
-        || Error::NotListening { name: address.socket(), pid: address.pid(), directory: directory.clone() };
-    let failed = |errno| match errno {
-        Errno::TIMEDOUT => timed_out("accepting the connection", timeout),
+    let connected = Connecting::begin(shared, address, deadline, words).and_then(|mut connecting| {
+        let answer = connecting.answer(shared, fds, deadline)?;
+        connecting.finish(shared, answer)
+    });
+    connected.map_err(|error| match error {
+        Error::TimedOut { what, .. } => timed_out(what, timeout),
+        error => error,
+    })
+}
+
+/// A packet with descriptors.
+type Answer = (Vec<u8>, Vec<OwnedFd>);
+
+/// A connection to an endpoint that has still to answer.
+#[derive(Debug)]
+pub(crate) struct Connecting {
+    address: LinkAddress,
+    socket: OwnedFd,
+    pid: i32,
+    words: [u32; 4],
+    /// What the process has to prove before it is told more.
+    proof: Option<ClientProof>,
+    /// The lane that it was sent.
+    lane: Option<OwnLane>,
+}
+
+impl Connecting {
+    /// Connects. The process may not accept for long afterwards.
+    pub(crate) fn begin(
+        shared: &InboxShared,
+        address: &LinkAddress,
+        deadline: Deadline,
+        words: [u32; 4],
+    ) -> Result<Self> {
+        if !address.is_of_this_boot() {
+            return Err(Error::OtherMachine);
+        }
+        let failed = |errno| connect_failed(shared, address, errno);
+        let (socket, pid, proof) = contact::connect(address, &shared.settings, deadline, &failed)?;
+        Ok(Self { address: *address, socket, pid, words, proof, lane: None })
+    }
+
+    /// Waits for the answer. After [`Error::TimedOut`] it can be called again.
+    pub(crate) fn answer(
+        &mut self,
+        shared: &InboxShared,
+        fds: &InboxFds,
+        deadline: Deadline,
+    ) -> Result<Answer> {
+        let failed = |errno| connect_failed(shared, &self.address, errno);
+        if self.proof.is_some() {
+            let (packet, received) = self.receive(shared, deadline)?;
+            let own = self.proof.take().filter(|_| received.is_empty());
+            let is_proven = own.map_or(Ok(false), |own| contact::prove(&self.socket, own, &packet));
+            if !is_proven.map_err(failed)? {
+                return Err(Error::NotProven { name: self.address.socket() });
+            }
+        }
+        if self.lane.is_none() {
+            let nonce = u128::from_le_bytes(random().map_err(Error::system("getrandom"))?);
+            let (lane, fd) = create_lane(nonce)?;
+            failpoint!("link.lane_made");
+            let hello = (Kind::Hello, self.words);
+            send_files(self.socket.as_fd(), &lane, &fd, (shared, fds), hello).map_err(failed)?;
+            failpoint!("link.proposed");
+            self.lane = Some(lane);
+        }
+        self.receive(shared, deadline)
+    }
+
+    /// Receives a packet that is no refusal by a rule.
+    fn receive(&self, shared: &InboxShared, deadline: Deadline) -> Result<Answer> {
+        let mut bytes = [0; PACKET_SIZE + 1];
+        let (length, fds) = sys::receive(&self.socket, &mut bytes, deadline, shared.settings.interrupt)
+            .map_err(|errno| connect_failed(shared, &self.address, errno))?;
+        match contact::refusing_rule(&bytes[..length]) {
+            Some(rule) => Err(Error::NotPermitted { pid: self.pid, rule }),
+            None => Ok((bytes[..length].to_vec(), fds)),
+        }
+    }
+
+    /// Makes the channel. The inner error has the words of a refusal.
+    pub(crate) fn finish(
+        self,
+        shared: &Arc<InboxShared>,
+        (packet, fds): Answer,
+    ) -> Result<Result<Arc<Channel>, [u32; 4]>> {
+        let Self { address, socket, pid, words, lane, .. } = self;
+        if let Some(refused) = Packet::decode(&packet, Kind::Refused) {
+            return Ok(Err(refused.words));
+        }
+        let wrong = || not_an_endpoint(pid);
+        let lane = lane.ok_or_else(wrong)?;
+        let nonce = lane.nonce();
+        let welcome = Packet::decode(&packet, Kind::Welcome).filter(|packet| packet.lane == nonce);
+        let welcome = welcome.ok_or_else(wrong)?;
+        let files = map_peer_files(&fds, &welcome)?.ok_or_else(wrong)?;
+        let channel = Channel::new(shared, lane, files, (PeerProcess::new(socket, pid)?, welcome.base))?;
+        if words != [0; 4] {
+            let agreed = Packet { lane: nonce, catalog: 0, base: 0, words: [0; 4] }.encode(Kind::Agreed);
+            sys::send(channel.socket(), &agreed, &[])
+                .map_err(|errno| connect_failed(shared, &address, errno))?;
+        }
+        Ok(Ok(channel))
+    }
+}
+
+/// Returns the error of a connection.
+fn connect_failed(shared: &InboxShared, address: &LinkAddress, errno: Errno) -> Error {
+    match errno {
+        Errno::TIMEDOUT => timed_out("accepting the connection", None),
         Errno::INTR => Error::Interrupted,
-        Errno::CONNRESET | Errno::PIPE | Errno::CONNREFUSED | Errno::NOENT => absent(),
+        Errno::CONNRESET | Errno::PIPE | Errno::CONNREFUSED | Errno::NOENT => Error::NotListening {
+            name: address.socket(),
+            pid: address.pid(),
+            directory: shared.settings.directory.clone(),
+        },
         errno => Error::system("connect")(errno),
-    };
-    let (socket, pid) = contact::connect(address, &shared.settings, deadline, &failed)?;
-    let nonce = u128::from_le_bytes(random().map_err(Error::system("getrandom"))?);
-    let (lane, fd) = create_lane(nonce)?;
-    failpoint!("link.lane_made");
-    send_files(socket.as_fd(), &lane, &fd, (shared, fds), (Kind::Hello, words)).map_err(failed)?;
-    failpoint!("link.proposed");
-    let mut bytes = [0; PACKET_SIZE + 1];
-    let (length, received) = sys::receive(&socket, &mut bytes, deadline, interrupt).map_err(failed)?;
-    let bytes = &bytes[..length];
-    if let Some(rule) = contact::refusing_rule(bytes) {
-        return Err(Error::NotPermitted { pid, rule });
     }
-    if let Some(refused) = Packet::decode(bytes, Kind::Refused) {
-        return Ok(Err(refused.words));
-    }
-    let welcome = Packet::decode(bytes, Kind::Welcome).filter(|packet| packet.lane == nonce);
-    let welcome = welcome.ok_or(not_an_endpoint(pid))?;
-    let files = map_peer_files(&received, &welcome)?.ok_or(not_an_endpoint(pid))?;
-    let channel = Channel::new(shared, lane, files, (PeerProcess::new(socket, pid)?, welcome.base))?;
-    if words != [0; 4] {
-        let agreed = Packet { lane: nonce, catalog: 0, base: 0, words: [0; 4] }.encode(Kind::Agreed);
-        sys::send(channel.socket(), &agreed, &[]).map_err(failed)?;
-    }
-    Ok(Ok(channel))
 }
 
 fn create_lane(nonce: u128) -> Result<(OwnLane, OwnedFd)> {

@@ -107,6 +107,14 @@ pub enum Error {
         /// The timeout.
         milliseconds: u64,
     },
+    /// The other process of a [`crate::mesh::Mesh`] has not accepted the link yet.
+    #[error(
+        "process {pid} has not accepted the link yet: it is stopped or busy; make progress, and call again"
+    )]
+    NotAccepted {
+        /// Its pid; 0 where this pid namespace does not show it.
+        pid: i32,
+    },
     /// The program's function `interrupt` ended the call.
     #[error(
         "cannot finish the call: the program interrupted it (LinkSettings::interrupt); call it again, or join a new job \

@@ -6,7 +6,7 @@ use core::ptr::null_mut;
 
 use libfabric_sys::*;
 use umf_link::mesh::RegionKey;
-use umf_link::{Atomic, AtomicOperation, AtomicType};
+use umf_link::{Atomic, AtomicOperation, AtomicType, Error};
 
 use crate::conversions::error_number;
 use crate::conversions::list_of;
@@ -182,16 +182,20 @@ impl Call {
         let direction = if self.function.kind == Kind::Write { FI_WRITE } else { FI_READ };
         let is_reported = !self.is_silent && state.transmit.reports(flags);
         let operation = Operation { context: self.context, flags: FI_ATOMIC | direction, is_reported };
-        let (mut previous, mut at, mut result) = (vec![0_u8; length], 0, Ok(()));
+        let mut result = state.mesh.connect(process);
+        if matches!(result, Err(Error::NotAccepted { .. })) {
+            return -(FI_EAGAIN as isize);
+        }
+        let (mut previous, mut at) = (vec![0_u8; length], 0);
         for piece in remote {
+            if result.is_err() {
+                break;
+            }
             let range = at..at + piece.count * size;
             at = range.end;
             let place = (RegionKey::from_number(piece.key), piece.addr);
             let local = (&operands[range.clone()], compared.get(range.clone()).unwrap_or(&[]));
             result = state.mesh.change(process, place, atomic, local, &mut previous[range]);
-            if result.is_err() {
-                break;
-            }
         }
         if result.is_ok() {
             // SAFETY: by this function's contract.

@@ -5,8 +5,8 @@ use core::ffi::{c_char, c_int, c_void};
 
 use libc::iovec;
 use libfabric_sys::{
-    FI_EACCES, FI_EADDRINUSE, FI_ECANCELED, FI_EHOSTUNREACH, FI_EINVAL, FI_EIO, FI_EKEYREJECTED, FI_ENOTCONN,
-    FI_EPERM, FI_ETIMEDOUT, FI_ETRUNC,
+    FI_EACCES, FI_EADDRINUSE, FI_EAGAIN, FI_ECANCELED, FI_EHOSTUNREACH, FI_EINVAL, FI_EIO, FI_EKEYREJECTED,
+    FI_ENOTCONN, FI_EPERM, FI_ETIMEDOUT, FI_ETRUNC,
 };
 use umf_link::Error;
 
@@ -82,6 +82,8 @@ pub(crate) unsafe fn copy_address(bytes: &[u8], buffer: *mut c_void, length: *mu
 /// Returns the positive error number for an error of a link.
 pub(crate) fn error_number(error: &Error) -> c_int {
     match error {
+        // The operation has not begun, and is tried again.
+        Error::NotAccepted { .. } => FI_EAGAIN,
         Error::PeerGone { .. } | Error::Closed { .. } | Error::NotListening { .. } => FI_ENOTCONN,
         Error::Misbehaved { .. } => FI_ENOTCONN,
         Error::Truncated { .. } => FI_ETRUNC,
@@ -101,7 +103,9 @@ pub(crate) fn error_number(error: &Error) -> c_int {
 
 /// Returns what a function that begins an operation returns for an error. The text goes to the log.
 pub(crate) fn refuse(what: &'static str, error: &Error) -> isize {
-    tracing::warn!(%error, "libfabric: {what} failed");
+    if !matches!(error, Error::NotAccepted { .. }) {
+        tracing::warn!(%error, "libfabric: {what} failed");
+    }
     -(error_number(error) as isize)
 }
 

@@ -5,7 +5,7 @@ use core::ffi::c_void;
 use libc::iovec;
 use libfabric_sys::*;
 use umf_link::mesh::{RegionKey, Transferring};
-use umf_link::{Destination, Source};
+use umf_link::{Destination, Error, Source};
 
 use crate::conversions::error_number;
 use crate::conversions::{Pieces, list_of, with_pieces};
@@ -75,8 +75,14 @@ impl Rma {
         let operation = Operation { context: self.context, flags: kind, is_reported };
         let mut rest = local.iter().copied();
         let mut piece = rest.next();
-        let mut result = Ok(());
+        let mut result = state.mesh.connect(process);
+        if matches!(result, Err(Error::NotAccepted { .. })) {
+            return -(FI_EAGAIN as isize);
+        }
         for target in remote {
+            if result.is_err() {
+                break;
+            }
             // The part of the local memory for this piece.
             let (mut parts, mut left) = (Vec::with_capacity(1), target.len);
             while left > 0
@@ -100,9 +106,6 @@ impl Rma {
                 };
                 state.mesh.transfer(process, RegionKey::from_number(target.key), target.addr, &transferring)
             };
-            if result.is_err() {
-                break;
-            }
         }
         if let (Ok(()), Some(data)) = (&result, self.data) {
             result = state.mesh.tell_written(process, data, lengths.0 as u64);

@@ -4,13 +4,14 @@
 use core::sync::atomic::{AtomicBool, Ordering};
 use std::mem::ManuallyDrop;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use umf_ipc::fd_socket::Deadline;
 use umf_os::background;
 use umf_sync::{failpoint, fork};
 
 use crate::channel::{Channel, InboxFds, InboxShared};
-use crate::endpoint::{self, Endpoint, PendingConnection};
+use crate::endpoint::{self, Connecting, Endpoint, PendingConnection};
 use crate::{Error, LinkAddress, LinkBuilder, Result};
 
 use super::events::Events;
@@ -19,8 +20,13 @@ use super::events::Events;
 const MESH: [u32; 4] = [2, 0, 0, 0];
 /// The words of the refusal of any other process.
 const NOT_A_MESH: [u32; 4] = [1, 0, 0, 0];
-/// The longest wait for the thread of another process, which accepts at once unless it is stopped.
+/// The longest time for the thread of another process to accept, which it does at once unless it is
+/// stopped.
 const CONNECT: Duration = Duration::from_secs(30);
+/// The wait of the first call that needs the link. Later calls do not wait.
+const FIRST_CALL: Duration = Duration::from_millis(10);
+/// The wait for space in a full backlog, which only a call that waits can find.
+const BACKLOG: Duration = Duration::from_millis(1);
 
 /// Links that other processes have made, until the mesh takes them.
 #[derive(Debug, Default)]
@@ -50,6 +56,15 @@ impl Accepted {
         }
         core::mem::take(&mut *self.links.lock().unwrap_or_else(PoisonError::into_inner))
     }
+}
+
+/// A link that this process makes with a mesh.
+#[derive(Debug, Default)]
+pub(super) struct Attempt {
+    /// When it began.
+    begun: Option<Instant>,
+    /// The connection, once there is one.
+    connecting: Option<Connecting>,
 }
 
 #[derive(Debug)]
@@ -112,12 +127,44 @@ impl Acceptor {
         &self.inner.accepted
     }
 
-    /// Connects to the mesh at an address.
-    pub(super) fn connect(&self, address: &LinkAddress) -> Result<Arc<Channel>> {
-        let inner = &**self.inner;
-        let connected = endpoint::connect(&inner.shared, &inner.fds, address, Some(CONNECT), MESH)?;
-        let what = "it is no mesh, or is ending";
-        connected.map_err(|_| Error::Misbehaved { pid: address.pid().cast_signed(), what })
+    /// Connects to the mesh at an address. After [`Error::NotAccepted`], a call with the same
+    /// attempt goes on with it.
+    pub(super) fn connect(&self, address: &LinkAddress, attempt: &mut Attempt) -> Result<Arc<Channel>> {
+        let pid = address.pid().cast_signed();
+        let wait = if attempt.begun.is_none() { FIRST_CALL } else { Duration::ZERO };
+        let begun = *attempt.begun.get_or_insert_with(Instant::now);
+        let result = self.advance(address, &mut attempt.connecting, wait);
+        if let Err(Error::TimedOut { what, .. }) = result {
+            if begun.elapsed() < CONNECT {
+                return Err(Error::NotAccepted { pid });
+            }
+            *attempt = Attempt::default();
+            return Err(Error::TimedOut { what, milliseconds: CONNECT.as_millis() as u64 });
+        }
+        *attempt = Attempt::default();
+        result
+    }
+
+    fn advance(
+        &self,
+        address: &LinkAddress,
+        connecting: &mut Option<Connecting>,
+        wait: Duration,
+    ) -> Result<Arc<Channel>> {
+        let Shared { shared, fds, .. } = &**self.inner;
+        let mut begun = match connecting.take() {
+            Some(begun) => begun,
+            None => Connecting::begin(shared, address, Deadline::after(wait.max(BACKLOG)), MESH)?,
+        };
+        let answer = match begun.answer(shared, fds, Deadline::after(wait)) {
+            Err(error @ Error::TimedOut { .. }) => {
+                *connecting = Some(begun);
+                return Err(error);
+            }
+            answer => answer?,
+        };
+        let (pid, what) = (address.pid().cast_signed(), "it is no mesh, or is ending");
+        begun.finish(shared, answer)?.map_err(|_| Error::Misbehaved { pid, what })
     }
 }
 

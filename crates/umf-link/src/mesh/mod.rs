@@ -2,8 +2,8 @@
 //! message.
 //!
 //! Messages begin in one call, and [`Mesh::progress`] finishes them and leaves a [`Completion`] for
-//! each. Calls block only while a link is made, and while another process has to carry out a
-//! transfer. Providers of other interfaces are built on a mesh (libfabric, MPI). Memory is given by
+//! each. Calls block only while another process has to carry out a transfer, and for a moment while
+//! a link is made: then they fail with [`Error::NotAccepted`], and are made again. Providers of other interfaces are built on a mesh (libfabric, MPI). Memory is given by
 //! address, so that starting an operation is `unsafe`.
 //!
 //! Two processes that send to each other at the same time may make two links. Each sends by one of
@@ -31,7 +31,7 @@ use crate::wait::SLICE;
 use crate::{ADDRESS_SIZE, Error, LinkAddress, LinkBuilder, Result, TagMatch, protocol, sys};
 
 pub(crate) use acceptor::Accepted;
-use acceptor::Acceptor;
+use acceptor::{Acceptor, Attempt};
 use events::Events;
 use receive::{Fetch, Posted};
 use send::PendingSend;
@@ -162,6 +162,8 @@ struct Peer {
     address: LinkAddress,
     /// The link by which this process sends to it.
     link: Option<usize>,
+    /// The link that is being made.
+    attempt: Attempt,
     /// Why no operation with it is possible any more.
     end: Option<Error>,
 }
@@ -276,7 +278,7 @@ impl Mesh {
             return Err(Error::OtherMachine);
         }
         let number = *self.by_address.entry(address.to_bytes()).or_insert_with(|| {
-            self.peers.push(Peer { address: *address, link: None, end: None });
+            self.peers.push(Peer { address: *address, link: None, attempt: Attempt::default(), end: None });
             self.peers.len() - 1
         });
         Ok(Process(number))
@@ -312,6 +314,16 @@ impl Mesh {
         if self.acceptor.is_own_process() { Ok(()) } else { Err(Error::Forked) }
     }
 
+    /// Makes the link by which this process sends to another, unless it has been made. All calls
+    /// that need the link make it.
+    ///
+    /// # Errors
+    /// As [`Mesh::send`].
+    #[inline]
+    pub fn connect(&mut self, process: Process) -> Result<()> {
+        self.link_to(process).map(drop)
+    }
+
     /// Returns the link by which this process sends to another, which is made at first use.
     #[inline]
     fn link_to(&mut self, process: Process) -> Result<usize> {
@@ -334,8 +346,8 @@ impl Mesh {
         if let Some(link) = self.peers[process].link {
             return Ok(link);
         }
-        let address = self.peers[process].address;
-        let channel = self.acceptor.connect(&address).map_err(|error| match error {
+        let Peer { address, attempt, .. } = &mut self.peers[process];
+        let channel = self.acceptor.connect(address, attempt).map_err(|error| match error {
             Error::NotListening { pid, .. } => Error::PeerGone { pid: pid.cast_signed() },
             error => error,
         })?;

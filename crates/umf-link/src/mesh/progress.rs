@@ -7,6 +7,7 @@ use crate::offer::{BLOCK, IMMEDIATE, INLINE, NAME, REQUEST};
 use crate::ring::{RecordHeader, unknown_kind};
 use crate::{Error, LinkAddress, Result, contact, sys};
 
+use super::acceptor::Attempt;
 use super::receive::Posted;
 use super::send::OFFERED;
 use super::{Link, Mesh, Process, UNNAMED};
@@ -298,8 +299,10 @@ impl Mesh {
             }
         }
         self.progress_fetches();
-        self.peers[process].end = Some(error.clone());
-        self.peers[process].link = None;
+        let peer = &mut self.peers[process];
+        peer.end = Some(error.clone());
+        peer.link = None;
+        peer.attempt = Attempt::default();
         self.end_sends(&links, error);
         self.end_receives(process, error);
         self.inbox.remove_dropped_requests();

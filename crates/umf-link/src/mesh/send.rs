@@ -38,8 +38,9 @@ impl Mesh {
     /// `is_acknowledged`, a message is sent when it has been received.
     ///
     /// # Errors
-    /// As [`LinkBuilder::connect`](crate::LinkBuilder::connect) at the first message,
-    /// [`Error::PeerGone`], [`Error::Closed`], [`Error::Forked`], [`Error::System`].
+    /// At the first message [`Error::NotAccepted`], for at most 30 s of calls, and as
+    /// [`LinkBuilder::connect`](crate::LinkBuilder::connect); [`Error::PeerGone`],
+    /// [`Error::Closed`], [`Error::Forked`], [`Error::System`].
     ///
     /// # Safety
     /// Until the completion, the memory of `source` can be read and is not written by this process.

@@ -14,6 +14,23 @@ fn pair() -> (Mesh, Mesh, Process, Process) {
     (one, other, to_other, to_one)
 }
 
+/// Makes the link with a process, however long its thread has to wait for a processor.
+fn link(mesh: &mut Mesh, process: Process) {
+    loop {
+        match mesh.connect(process) {
+            Err(Error::NotAccepted { .. }) => std::thread::yield_now(),
+            connected => return connected.unwrap(),
+        }
+    }
+}
+
+/// Two meshes, of which the first is linked with the other.
+fn linked_pair() -> (Mesh, Mesh, Process, Process) {
+    let (mut one, other, to_other, to_one) = pair();
+    link(&mut one, to_other);
+    (one, other, to_other, to_one)
+}
+
 /// Makes progress with both until one has a completion.
 fn complete(mesh: &mut Mesh, other: &mut Mesh) -> Completion {
     let mut rounds = 0_u64;
@@ -44,7 +61,7 @@ fn received(completion: Completion) -> Message {
 
 #[test]
 fn messages_of_all_lengths_arrive_in_order_with_immediate_data() {
-    let (mut one, mut other, to_other, to_one) = pair();
+    let (mut one, mut other, to_other, to_one) = linked_pair();
     for (tag, length) in (1..).zip([0, 1, 8, 232, 233, 500, 1100, 4096, 40_000, 1 << 20]) {
         for immediate in [None, Some(!tag)] {
             let bytes: Vec<u8> = (0..length).map(|at| (at as u64 * 7 + tag) as u8).collect();
@@ -86,6 +103,7 @@ fn messages_of_all_lengths_arrive_in_order_with_immediate_data() {
 fn process_sends_to_itself() {
     let mut mesh = Mesh::new(&LinkBuilder::new()).unwrap();
     let own = mesh.insert(&mesh.address()).unwrap();
+    link(&mut mesh, own);
     let bytes = vec![5_u8; 100_000];
     let mut into = vec![0_u8; 100_000];
     // SAFETY: both are kept until the completions.
@@ -108,6 +126,7 @@ fn process_sends_to_itself() {
 fn both_processes_send_first_and_each_message_arrives_once() {
     let (mut one, mut other, to_other, to_one) = pair();
     let exchange = |mesh: &mut Mesh, peer: Process| {
+        link(mesh, peer);
         for number in 0..1000_u64 {
             mesh.inject(peer, label(number), &number.to_ne_bytes()).unwrap();
         }
@@ -143,9 +162,11 @@ fn both_processes_send_first_and_each_message_arrives_once() {
 
 #[test]
 fn two_links_to_a_process_count_as_one_process() {
-    let (mut one, mut other, to_other, to_one) = pair();
+    let (mut one, mut other, to_other, to_one) = linked_pair();
     (one.processors, other.processors) = (2, 2);
     let itself = one.insert(&one.address()).unwrap();
+    link(&mut other, to_one);
+    link(&mut one, itself);
     one.inject(to_other, label(1), &[]).unwrap();
     other.inject(to_one, label(1), &[]).unwrap();
     one.inject(itself, label(2), &[]).unwrap();
@@ -163,7 +184,7 @@ fn two_links_to_a_process_count_as_one_process() {
 
 #[test]
 fn truncated_message_is_reported() {
-    let (mut one, mut other, to_other, to_one) = pair();
+    let (mut one, mut other, to_other, to_one) = linked_pair();
     for length in [100_usize, 100_000] {
         for is_expected in [false, true] {
             let bytes = vec![9_u8; length];
@@ -210,7 +231,7 @@ fn truncated_message_is_reported() {
 
 #[test]
 fn memory_for_many_messages_is_released_when_too_little_is_left() {
-    let (mut one, mut other, to_other, _) = pair();
+    let (mut one, mut other, to_other, _) = linked_pair();
     let mut into = vec![0_u8; 1000];
     let wanted = Wanted { from: None, tag: None };
     let label = Label { tag: None, immediate: None };
@@ -237,7 +258,7 @@ fn memory_for_many_messages_is_released_when_too_little_is_left() {
 
 #[test]
 fn claimed_message_is_received_by_its_claim_only() {
-    let (mut one, mut other, to_other, _) = pair();
+    let (mut one, mut other, to_other, _) = linked_pair();
     one.inject(to_other, label(1), b"first").unwrap();
     one.inject(to_other, label(1), b"second").unwrap();
     let wanted = Wanted { from: None, tag: Some(TagMatch::tag(1)) };
@@ -259,7 +280,7 @@ fn claimed_message_is_received_by_its_claim_only() {
 
 #[test]
 fn cancelled_receive_takes_no_message() {
-    let (mut one, mut other, to_other, _) = pair();
+    let (mut one, mut other, to_other, _) = linked_pair();
     let mut into = [0_u8; 6];
     // SAFETY: kept until the completions.
     unsafe {
@@ -276,7 +297,7 @@ fn cancelled_receive_takes_no_message() {
 
 #[test]
 fn end_of_a_process_ends_its_operations_but_keeps_what_arrived() {
-    let (mut one, mut other, to_other, to_one) = pair();
+    let (mut one, mut other, to_other, to_one) = linked_pair();
     one.inject(to_other, label(1), b"kept").unwrap();
     let bytes = vec![1_u8; 1 << 20];
     // SAFETY: kept until the end of the mesh.
@@ -312,7 +333,7 @@ fn end_of_a_process_ends_its_operations_but_keeps_what_arrived() {
 
 #[test]
 fn registered_memory_is_written_and_read_until_its_registration_ends() {
-    let (mut one, mut other, to_other, to_one) = pair();
+    let (mut one, mut other, to_other, to_one) = linked_pair();
     let mut memory = vec![0_u8; 10_000];
     let base = memory.as_mut_ptr();
     let key = RegionKey::new(3, 7);
@@ -356,7 +377,7 @@ fn registered_memory_is_written_and_read_until_its_registration_ends() {
 #[test]
 fn messages_that_are_not_received_do_not_hold_up_later_ones() {
     const COUNT: u64 = 10_000;
-    let (mut one, mut other, to_other, _) = pair();
+    let (mut one, mut other, to_other, _) = linked_pair();
     // More than the ring takes, while the other process reads nothing.
     for tag in 0..COUNT {
         one.inject(to_other, label(tag), &tag.to_ne_bytes()).unwrap();
@@ -379,12 +400,14 @@ fn messages_that_are_not_received_do_not_hold_up_later_ones() {
 
 #[test]
 fn end_of_a_process_is_seen_while_others_send_without_a_pause() {
-    let (mut one, mut other, to_other, to_one) = pair();
+    let (mut one, mut other, to_other, to_one) = linked_pair();
     let mut third = Mesh::new(&LinkBuilder::new()).unwrap();
     let (from, to) = (one.insert(&third.address()).unwrap(), third.insert(&one.address()).unwrap());
     let mut bytes = [0_u8; 8];
     // SAFETY: kept until the completions.
     let mut into = || unsafe { Destination::from_raw(&[(bytes.as_mut_ptr(), 8)]) };
+    link(&mut third, to);
+    link(&mut other, to_one);
     third.inject(to, label(1), b"linked").unwrap();
     // SAFETY: as above.
     unsafe { one.receive(any(Some(from)), into(), None, 1).unwrap() };
@@ -408,7 +431,7 @@ fn end_of_a_process_is_seen_while_others_send_without_a_pause() {
 /// A call that waits for another process reads the lanes, and leaves messages in the queue.
 #[test]
 fn messages_that_were_read_by_a_wait_keep_their_order() {
-    let (mut one, mut other, to_other, _) = pair();
+    let (mut one, mut other, to_other, _) = linked_pair();
     one.inject(to_other, label(0), b"").unwrap();
     let mut into = [0_u8; 1000];
     // SAFETY: kept until the completions.
@@ -453,11 +476,37 @@ fn messages_that_were_read_by_a_wait_keep_their_order() {
     }
 }
 
+#[test]
+fn link_is_made_by_later_calls_if_the_process_does_not_accept() {
+    let builder = LinkBuilder::new();
+    let mut mesh = Mesh::new(&builder).unwrap();
+    // A listener without a thread.
+    let endpoint = builder.bind().unwrap();
+    let process = mesh.insert(&endpoint.address()).unwrap();
+    for _ in 0..3 {
+        let error = mesh.inject(process, label(1), b"one").unwrap_err();
+        assert!(matches!(error, Error::NotAccepted { .. }), "{error}");
+    }
+    let pending = endpoint.pending(None, None).unwrap();
+    let (shared, fds) = InboxShared::create(builder.settings.clone(), None, None).unwrap();
+    let channel = pending.welcome(&shared, &fds).unwrap().unwrap();
+    mesh.inject(process, label(1), b"one").unwrap();
+    drop(channel);
+    // It ends while another link is being made.
+    let ending = builder.bind().unwrap();
+    let process = mesh.insert(&ending.address()).unwrap();
+    let error = mesh.inject(process, label(1), b"one").unwrap_err();
+    assert!(matches!(error, Error::NotAccepted { .. }), "{error}");
+    drop(ending);
+    let error = mesh.inject(process, label(1), b"one").unwrap_err();
+    assert!(matches!(error, Error::PeerGone { .. }), "{error}");
+}
+
 /// Two processes that connect to each other at a time have two links, and each may wait for an
 /// answer over its own one.
 #[test]
 fn call_that_waits_answers_requests_over_links_that_are_made_meanwhile() {
-    let (mut one, mut other, to_other, _) = pair();
+    let (mut one, mut other, to_other, _) = linked_pair();
     let number = AtomicU64::new(40);
     let base = number.as_ptr().cast::<u8>();
     let key = RegionKey::new(0, 1);

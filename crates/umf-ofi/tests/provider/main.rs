@@ -17,7 +17,9 @@ use std::ptr::{null, null_mut};
 
 use libfabric_sys::*;
 
-use ranks::{MEMORY, Rank, contents, find, library, meet, meet_with, process, role, start, succeeds};
+use ranks::{
+    MEMORY, Rank, begins, contents, find, library, meet, meet_with, process, read_line, role, start, succeeds,
+};
 
 #[test]
 fn messages_arrive_whole_and_are_counted() {
@@ -61,11 +63,11 @@ fn messages_arrive_whole_and_are_counted() {
             endpoint.post(7, own, 99, &mut into);
         }
         // SAFETY: the memory is kept until the completions.
-        succeeds(unsafe {
+        begins(|| unsafe {
             let base = bytes.as_ptr().cast_mut().cast::<u8>();
             let list = [(base, 500), (base.add(500), 1500)]
                 .map(|(base, length)| libc::iovec { iov_base: base.cast(), iov_len: length });
-            fi_tsendv(endpoint.endpoint, list.as_ptr(), null_mut(), 2, own, 99, null_mut()) as i64
+            fi_tsendv(endpoint.endpoint, list.as_ptr(), null_mut(), 2, own, 99, null_mut())
         });
         if number == 1 {
             endpoint.post(7, own, 99, &mut into);
@@ -76,8 +78,8 @@ fn messages_arrive_whole_and_are_counted() {
     }
     // With data for the queue, and without a completion here.
     // SAFETY: the memory is read at once.
-    succeeds(unsafe {
-        fi_tinjectdata(endpoint.endpoint, b"ten bytes.".as_ptr().cast(), 10, 1 << 40, other, 5) as i64
+    begins(|| unsafe {
+        fi_tinjectdata(endpoint.endpoint, b"ten bytes.".as_ptr().cast(), 10, 1 << 40, other, 5)
     });
     let mut into = [0; 64];
     let received = endpoint.receive(other, 5, &mut into);
@@ -105,7 +107,7 @@ fn probes_claims_cancels_and_cut_messages_are_reported() {
         // What is received by a message for several, without tags.
         for number in 0..3_u8 {
             // SAFETY: the memory is read at once.
-            succeeds(unsafe { fi_inject(endpoint.endpoint, [number; 300].as_ptr().cast(), 300, 1) as i64 });
+            begins(|| unsafe { fi_inject(endpoint.endpoint, [number; 300].as_ptr().cast(), 300, 1) });
         }
         endpoint.receive(1, 99, &mut into);
         return endpoint.close();
@@ -180,7 +182,7 @@ fn probes_claims_cancels_and_cut_messages_are_reported() {
     // A message that has arrived is found by the second look: the first one reads it.
     for tag in [60, 61] {
         // SAFETY: the memory is read at once.
-        succeeds(unsafe { fi_tinject(endpoint.endpoint, b"itself".as_ptr().cast(), 6, 1, tag) as i64 });
+        begins(|| unsafe { fi_tinject(endpoint.endpoint, b"itself".as_ptr().cast(), 6, 1, tag) });
         // The first message makes the link.
         if tag == 61 {
             call(13, tag, 0, FI_PEEK);
@@ -385,6 +387,48 @@ fn end_of_a_killed_process_is_reported() {
     // SAFETY: the memory is read at once.
     let refused = unsafe { fi_tinject(endpoint.endpoint, bytes.as_ptr().cast(), 8, 1, 4) };
     assert_eq!(refused, -(FI_ENOTCONN as isize));
+    endpoint.close();
+}
+
+/// A process that does not accept the connection holds up no operation with others.
+#[test]
+fn connection_to_a_stopped_process_is_tried_again() {
+    const TEST: &str = "connection_to_a_stopped_process_is_tried_again";
+    let Some(library) = library(TEST) else { return };
+    let Some(rank) = role() else {
+        let folder = tempfile::tempdir().unwrap();
+        let [mut one, mut other] = start(TEST, &folder);
+        other.line("met");
+        let pid = rustix::process::Pid::from_child(&other.child);
+        rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
+        one.tell("it is stopped");
+        one.line("tried");
+        rustix::process::kill_process(pid, rustix::process::Signal::CONT).unwrap();
+        return [one, other].into_iter().for_each(Rank::ends_well);
+    };
+    let endpoint = meet(&library);
+    let mut into = [0_u8; 8];
+    println!("met");
+    if rank == 1 {
+        endpoint.receive(0, 1, &mut into);
+        return endpoint.close();
+    }
+    read_line();
+    for number in 0..100 {
+        // SAFETY: the memory is read at once.
+        let refused = unsafe { fi_tinject(endpoint.endpoint, into.as_ptr().cast(), 8, 1, 1) };
+        assert_eq!(refused, -(FI_EAGAIN as isize), "{number}");
+        let (ep, place) = (endpoint.endpoint, into.as_mut_ptr().cast());
+        // SAFETY: as above.
+        let refused = unsafe { fi_read(ep, place, 8, null_mut(), 1, 0, 1, null_mut()) };
+        assert_eq!(refused, -(FI_EAGAIN as isize), "{number}");
+        endpoint.post(2, 0, 3, &mut into);
+        // SAFETY: as above.
+        begins(|| unsafe { fi_tinject(endpoint.endpoint, b"itself..".as_ptr().cast(), 8, 0, 3) });
+        assert_eq!(endpoint.next().context, 2);
+    }
+    println!("tried");
+    endpoint.send(1, 1, &into);
     endpoint.close();
 }
 

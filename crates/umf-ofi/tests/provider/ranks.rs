@@ -17,6 +17,16 @@ pub(crate) fn succeeds(result: impl Into<i64>) {
     assert!(result >= 0, "error {}", -result);
 }
 
+/// Begins an operation, however long the other process takes to accept the connection.
+pub(crate) fn begins(operation: impl Fn() -> isize) {
+    loop {
+        match operation() {
+            again if again == -(FI_EAGAIN as isize) => std::thread::yield_now(),
+            result => return succeeds(result as i64),
+        }
+    }
+}
+
 /// A completion, or the error of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Completion {
@@ -213,10 +223,10 @@ impl Endpoint {
     }
 
     pub(crate) fn send(&self, to: u64, tag: u64, bytes: &[u8]) {
+        let context = std::ptr::without_provenance_mut(1);
         // SAFETY: the memory is kept until the completion, for which this waits.
-        succeeds(unsafe {
-            let context = std::ptr::without_provenance_mut(1);
-            fi_tsend(self.endpoint, bytes.as_ptr().cast(), bytes.len(), null_mut(), to, tag, context) as i64
+        begins(|| unsafe {
+            fi_tsend(self.endpoint, bytes.as_ptr().cast(), bytes.len(), null_mut(), to, tag, context)
         });
         let sent = self.next();
         assert_eq!((sent.context, sent.flags, sent.error), (1, FI_SEND | FI_TAGGED, 0));

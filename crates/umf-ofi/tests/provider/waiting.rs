@@ -9,7 +9,7 @@ use std::time::Duration;
 use libfabric_sys::*;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::ranks::{Completion, Endpoint, Rank, contents, library, read_line, role, start, succeeds};
+use crate::ranks::{Completion, Endpoint, Rank, begins, contents, library, read_line, role, start, succeeds};
 
 /// The error of calls that have to be repeated.
 const AGAIN: c_int = -FI_EAGAIN;
@@ -92,17 +92,17 @@ impl Endpoint {
 
     /// Begins to send a message.
     pub(crate) fn begin(&self, context: usize, to: u64, tag: u64, bytes: &[u8]) {
+        let context = without_provenance_mut(context);
         // SAFETY: callers keep the memory until the completion.
-        succeeds(unsafe {
-            let context = without_provenance_mut(context);
-            fi_tsend(self.endpoint, bytes.as_ptr().cast(), bytes.len(), null_mut(), to, tag, context) as i64
+        begins(|| unsafe {
+            fi_tsend(self.endpoint, bytes.as_ptr().cast(), bytes.len(), null_mut(), to, tag, context)
         });
     }
 
     /// Sends a short message without a completion.
     pub(crate) fn inject(&self, to: u64, tag: u64) {
         // SAFETY: the memory is read at once.
-        succeeds(unsafe { fi_tinject(self.endpoint, b"eight..".as_ptr().cast(), 7, to, tag) as i64 });
+        begins(|| unsafe { fi_tinject(self.endpoint, b"eight..".as_ptr().cast(), 7, to, tag) });
     }
 
     pub(crate) fn count(&self, counter: *mut fid_cntr, flags: u64) {

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use crate::child::{Child, Held, note_time, wait_until};
-use crate::machine;
+use crate::{machine, reads_are_one_sided};
 
 /// The size of blocks that are read one-sided, and of those that are read by messages.
 const LARGE: usize = 4 << 20;
@@ -93,6 +93,14 @@ fn frozen_producer_is_a_time_out_and_then_reads_go_on() {
         importer.tell(&format!("loop 0 0 {size}"));
         assert_eq!(importer.reply(), "reading");
         producer.freeze();
+        if size == LARGE && reads_are_one_sided() {
+            importer.tell("stop");
+            let reply = importer.reply();
+            assert!(reply.starts_with("ended stopped"), "{reply}");
+            importer.does(&format!("read 0 0 {size}"), "good");
+            producer.thaw();
+            continue;
+        }
         let frozen = Instant::now();
         let reply = importer.reply();
         note_time(&format!("{test}: {reply}"), frozen);

@@ -80,6 +80,11 @@ pub(crate) fn settings(changes: &str) -> RemoteSettings {
     settings
 }
 
+/// Returns whether large reads need nothing of the producer's process once their key is known.
+fn reads_are_one_sided() -> bool {
+    std::env::var("UMF_REMOTE_PROVIDER").is_ok_and(|provider| provider == "umf")
+}
+
 /// Returns the index of the first byte that is not of a block with this word in every 8 bytes.
 pub(crate) fn first_wrong(data: &[u8], offset: usize, word: u64) -> Option<usize> {
     let mut bytes = word.to_le_bytes();

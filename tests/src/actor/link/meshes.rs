@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use umf::link::{Destination, Source, TagMatch};
+use umf::link::{Destination, Error, Source, TagMatch};
 use umf_link::mesh::{Completed, Label, Mesh, Process, Wanted};
 
 use crate::memory::{content, holds};
@@ -89,10 +89,15 @@ fn transfer(
         if let Some(bytes) = sent.get(next) {
             let label = Label { tag: Some(next as u64), immediate: None };
             // SAFETY: as above.
-            let is_sent = unsafe {
+            let sent = unsafe {
                 let source = Source::from_raw(&[(bytes.as_ptr().cast_mut(), bytes.len())]);
-                mesh.send(peer, label, source, false, (count + next) as u64)?
+                mesh.send(peer, label, source, false, (count + next) as u64)
             };
+            if matches!(sent, Err(Error::NotAccepted { .. })) {
+                mesh.progress();
+                continue;
+            }
+            let is_sent = sent?;
             (next, left) = (next + 1, left - usize::from(is_sent));
             continue;
         }
