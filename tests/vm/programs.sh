@@ -36,6 +36,8 @@ collect_programs() {
   local wanted package target filter of name path found
   : >"$work/commands"
   : >"$work/files"
+  for path in $files; do echo "$path $path" >>"$work/files"; done
+  if [ -n "$before" ]; then echo "$before" >>"$work/commands"; fi
   for wanted in $tests; do
     IFS=: read -r package target filter <<<"$wanted"
     found=

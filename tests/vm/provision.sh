@@ -128,13 +128,18 @@ provision_qemu() {
 # provision_kernel recent|old: fetches the kernel, and sets kernel_folder.
 provision_kernel() {
   kernel_folder=$cache/kernels/$1
-  [ -e "$kernel_folder/complete" ] && return
+  kernel_is_complete && return
   lock || return
   local code=0
   # Another process may have fetched it while this one waited for the lock.
-  [ -e "$kernel_folder/complete" ] || fetch_kernel "$1" || code=$?
+  kernel_is_complete || fetch_kernel "$1" || code=$?
   unlock
   return "$code"
+}
+
+# Returns whether the kernel is there, with the modules that guests need now.
+kernel_is_complete() {
+  [ "$(cat "$kernel_folder/complete" 2>/dev/null)" = "$guest_modules" ]
 }
 
 fetch_kernel() {
@@ -161,7 +166,7 @@ fetch_kernel() {
 }
 
 # The modules of all boots. $kernel_folder/load/MODULE lists each with its dependencies, in load order.
-guest_modules="vgem virtio_pci nd_e820 nd_pmem dax_pmem device_dax"
+guest_modules="vgem virtio_pci nd_e820 nd_pmem dax_pmem device_dax sch_netem"
 
 unpack_kernel() {
   local tree=$kernel_folder/tree release module
@@ -171,7 +176,7 @@ unpack_kernel() {
   dpkg-deb --fsys-tarfile "$1" | tar -x -C "$tree" --wildcards \
     --exclude '*/drm/amd/*' --exclude '*/drm/i915/*' --exclude '*/drm/nouveau/*' --exclude '*/drm/radeon/*' --exclude '*/drm/xe/*' \
     './boot/vmlinuz-*' '*/lib/modules/*/modules.*' '*/kernel/drivers/gpu/drm/*' '*/kernel/drivers/virtio/*' \
-    '*/kernel/drivers/dax/*' '*/kernel/drivers/nvdimm/*' '*/kernel/drivers/media/cec/*' '*/kernel/drivers/media/rc/*' 2>/dev/null || true
+    '*/kernel/drivers/dax/*' '*/kernel/drivers/nvdimm/*' '*/kernel/drivers/media/cec/*' '*/kernel/drivers/media/rc/*' '*/kernel/net/sched/*' 2>/dev/null || true
   release=$(basename "$tree"/boot/vmlinuz-*)
   release=${release#vmlinuz-}
   echo "$release" >"$kernel_folder/release"
@@ -197,7 +202,7 @@ unpack_kernel() {
   done
   extract_image "$tree/boot/vmlinuz-$release" "$kernel_folder/image"
   rm -rf "$tree"
-  touch "$kernel_folder/complete"
+  echo "$guest_modules" >"$kernel_folder/complete"
 }
 
 # extract_image COMPRESSED IMAGE: writes the uncompressed kernel, with which a guest starts seconds faster.

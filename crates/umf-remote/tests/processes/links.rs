@@ -1,5 +1,6 @@
-//! Networks that lose their link, or a part of their packets. `tests/remote/run` runs these tests,
-//! with commands in the environment that change the network.
+//! Networks that lose their link, or a part of their packets, or are slow. `tests/remote/run` runs
+//! these tests, with commands in the environment that change the network, and `tests/vm/run` that of
+//! a slow one.
 
 use std::process::Command;
 use std::time::Instant;
@@ -62,4 +63,34 @@ fn reads_are_right_with_packets_lost() {
     note_time(test, begun);
     assert_eq!(replies, ["good", "good", "good", "granted", "written", "ended"]);
     producer.does("contents 0 4711", "None");
+}
+
+#[test]
+#[ignore = "tests/vm/run runs it, in the boot delay"]
+fn reads_are_right_with_a_delay() {
+    let test = "reads_are_right_with_a_delay";
+    let Some((mut producer, mut importer)) = pair(test, "", "timeout_ms=20000", LARGE) else { return };
+    for length in [8, 4096, 65536, LARGE] {
+        let begun = Instant::now();
+        importer.does(&format!("read 0 0 {length}"), "good");
+        note_time(&format!("{test}: {length} bytes"), begun);
+    }
+    let begun = Instant::now();
+    importer.does("grant 0 8000", "granted");
+    importer.does("write 4711", "written");
+    importer.does("ungrant", "ended");
+    note_time(&format!("{test}: a grant and a write"), begun);
+    producer.does("contents 0 4711", "None");
+    drop((producer, importer));
+    // Less time than an answer takes: the bound holds, and nothing stays open.
+    let bounds = ("idle_ms=2000", "timeout_ms=40");
+    let Some((mut producer, mut importer)) = pair(test, bounds.0, bounds.1, LARGE) else { return };
+    for length in [8, LARGE] {
+        let begun = Instant::now();
+        let reply = importer.ask(&format!("read 0 0 {length}"));
+        note_time(&format!("{test}: {length} bytes within 40 ms: {reply}"), begun);
+        assert!(reply.starts_with("error TimedOut"), "{reply}");
+    }
+    importer.does("close", "closed");
+    producer.ask_until("statistics", |now| now.starts_with("importers=0 "));
 }
