@@ -12,6 +12,7 @@ use std::sync::OnceLock;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
+mod bench;
 mod child;
 mod config;
 mod demo;
@@ -36,6 +37,7 @@ struct Umf {
 /// The subcommands.
 #[derive(Subcommand)]
 enum Command {
+    Bench(Box<bench::BenchCommand>),
     Config(config::ConfigCommand),
     Demo(demo::DemoCommand),
     Gc(inspect::gc::GcCommand),
@@ -94,6 +96,7 @@ pub fn run(program: &Program, arguments: impl IntoIterator<Item = OsString>) -> 
 impl Command {
     fn run(self) -> Result<(), output::Failure> {
         match self {
+            Command::Bench(command) => command.run(),
             Command::Config(command) => command.run(),
             Command::Demo(command) => command.run(),
             Command::Gc(command) => command.run(),

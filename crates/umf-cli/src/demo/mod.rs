@@ -22,7 +22,10 @@ use umf::settings::{ByteSize, Loader, Settings};
 use crate::child::Child;
 use crate::info::procfs;
 use crate::output::{self, Failure, Progress};
+pub(crate) use rank::median;
 use rank::{RankReport, Request};
+pub(crate) use remote::pattern;
+pub(crate) use report::time;
 use report::{DemoOutcome, OpenResources};
 
 /// Starts unrelated processes that share blocks of memory by handles, and shows times, caches and

@@ -388,7 +388,7 @@ fn timed<T>(times: &mut Vec<f64>, run: impl FnOnce() -> T) -> T {
     result
 }
 
-pub(super) fn median(mut values: Vec<f64>) -> Option<f64> {
+pub(crate) fn median(mut values: Vec<f64>) -> Option<f64> {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied()
 }

@@ -438,7 +438,7 @@ fn read_stale(remote: &Remote) -> Result<(), String> {
 }
 
 /// Returns bytes that depend on the seed and the offset.
-fn pattern(seed: u64, size: usize) -> Vec<u8> {
+pub(crate) fn pattern(seed: u64, size: usize) -> Vec<u8> {
     let words = (0..size.div_ceil(8)).flat_map(|word| mix(seed ^ word as u64).to_le_bytes());
     words.take(size).collect()
 }

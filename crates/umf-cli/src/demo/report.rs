@@ -138,7 +138,7 @@ fn counters(out: &mut String, rank: &str, name: &str, cache: &CacheStatistics) -
     )
 }
 
-pub(super) fn time(nanoseconds: Option<f64>) -> String {
+pub(crate) fn time(nanoseconds: Option<f64>) -> String {
     match nanoseconds {
         None => "-".to_owned(),
         Some(time) if time < 1e3 => format!("{time:.0} ns"),

@@ -5,6 +5,7 @@
 
 #[path = "../../../../tests/src/alone.rs"]
 mod alone;
+mod bench_remote;
 mod config;
 mod cuda;
 mod demo;

@@ -8,6 +8,7 @@ use std::ffi::CString;
 use libfabric_sys::*;
 
 use super::VERSION;
+use super::handlers::keep_handlers;
 use crate::{Error, Result};
 
 /// Kinds of registered memory that this crate knows.
@@ -139,9 +140,11 @@ fn list(library: &'static Library, provider: &str, node: Option<(IpAddr, u16, bo
     let service = if is_source { ptr::null() } else { pointer(&texts.1) };
     let flags = if is_source { FI_SOURCE } else { 0 };
     let mut found = List(library, ptr::null_mut());
-    // SAFETY: the texts end with a zero, and the hints are of this library.
-    let result =
-        unsafe { library.fi_getinfo(VERSION, pointer(&texts.0), service, flags, hints.1, &raw mut found.1) };
+    // The first call loads the providers.
+    let result = keep_handlers(|| {
+        // SAFETY: the texts end with a zero, and the hints are of this library.
+        unsafe { library.fi_getinfo(VERSION, pointer(&texts.0), service, flags, hints.1, &raw mut found.1) }
+    });
     match result {
         0 => Ok(found),
         // There is nothing.

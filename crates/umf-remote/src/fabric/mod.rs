@@ -6,6 +6,7 @@
 
 mod buffer;
 mod endpoint;
+mod handlers;
 mod info;
 
 pub(crate) use buffer::{Buffer, BufferPool, Registration};
@@ -32,7 +33,8 @@ pub(crate) fn library(path: &Path) -> Result<&'static Library> {
         return Ok(library);
     }
     // SAFETY: the path is the operator's setting, or the system's library of this name.
-    let library = unsafe { Library::open(path) }.map_err(|error| Error::NoLibrary(error.to_string()))?;
+    let opened = handlers::keep_handlers(|| unsafe { Library::open(path) });
+    let library = opened.map_err(|error| Error::NoLibrary(error.to_string()))?;
     let library: &'static Library = Box::leak(Box::new(library));
     OPENED.lock().push((path.to_owned(), library));
     Ok(library)
