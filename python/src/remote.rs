@@ -251,7 +251,7 @@ enum Source {
     There(Box<Remote>),
 }
 
-/// The longest time in which signals are not handled, unless the producer does not answer.
+/// The longest time in which signals are not handled, except while a connection is made.
 const SLICE: Duration = Duration::from_millis(20);
 /// Bytes of a part of a copy on this machine.
 const LOCAL_PART: usize = 8 << 20;
@@ -278,8 +278,12 @@ impl<'c> Copy<'c> {
 
     /// Copies for a while. Returns whether all parts are copied.
     fn advance(&mut self, source: &'c Source) -> umf::Result<bool> {
-        let began = Instant::now();
-        while began.elapsed() < SLICE {
+        let end = Instant::now() + SLICE;
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(false);
+            }
             match source {
                 Source::Here(mapping) => {
                     let Some((offset, part)) = self.next_part(LOCAL_PART) else { return Ok(true) };
@@ -291,12 +295,14 @@ impl<'c> Copy<'c> {
                     {
                         self.pending.push_back((remote.start_read(offset, part.len())?, part));
                     }
-                    let Some((read, part)) = self.pending.pop_front() else { return Ok(true) };
-                    part.copy_from_slice(&read.wait()?);
+                    let Some((read, _)) = self.pending.front_mut() else { return Ok(true) };
+                    let Some(data) = read.wait_for(left)? else { return Ok(false) };
+                    if let Some((_, part)) = self.pending.pop_front() {
+                        part.copy_from_slice(&data);
+                    }
                 }
             }
         }
-        Ok(false)
     }
 }
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -55,6 +56,11 @@ class Process:
         assert self.child.stdin is not None
         self.child.stdin.write(text + "\n")
         self.child.stdin.flush()
+
+    def freeze(self) -> None:
+        """Stops it, and waits until all its threads have stopped."""
+        self.child.send_signal(signal.SIGSTOP)
+        os.waitpid(self.child.pid, os.WUNTRACED)
 
     def end(self) -> str:
         """Waits for its end and returns the rest of its output."""
@@ -354,7 +360,7 @@ def test_read_of_frozen_producer_times_out_and_works_again_later(size: str) -> N
     with process("produce", size) as producer:
         with process("read_frozen", producer.line()) as reader:
             assert reader.line() == "read"
-            producer.child.send_signal(signal.SIGSTOP)
+            producer.freeze()
             reader.tell("go on")
             assert reader.line() == "timed out"
             producer.child.send_signal(signal.SIGCONT)
@@ -400,6 +406,32 @@ def be_interrupted(text: str) -> None:
     else:
         raise AssertionError("no fetch was ended")
     assert umf.fetch(text, out=out) == expected
+
+
+@pytest.mark.parametrize("size", ["100", "2000000"])
+def test_interrupt_ends_a_fetch_from_a_frozen_producer(size: str) -> None:
+    with process("produce", size) as producer:
+        text = producer.line()
+        with process("be_interrupted_while_frozen", text, UMF_REMOTE_TIMEOUT_MS="3600000") as reader:
+            assert reader.line() == "read"
+            producer.freeze()
+            reader.tell("go on")
+            assert reader.line() == "fetching"
+            time.sleep(0.2)
+            reader.child.send_signal(signal.SIGINT)
+            assert reader.end() == "interrupted"
+            producer.child.send_signal(signal.SIGCONT)
+
+
+def be_interrupted_while_frozen(text: str) -> None:
+    umf.fetch(text)
+    say("read")
+    sys.stdin.readline()
+    try:
+        say("fetching")
+        umf.fetch(text)
+    except KeyboardInterrupt:
+        say("interrupted")
 
 
 # The server.

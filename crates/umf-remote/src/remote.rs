@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use umf_ipc::{Handle, Importer, Mapping};
 
-use crate::client::{Connection, ReadState};
+use crate::client::{Connection, Landed, ReadState};
 use crate::fabric::{Buffer, BufferPool};
 use crate::protocol::MAX_PULL;
 use crate::{Error, Result};
@@ -267,36 +267,24 @@ enum Pending<'r> {
 }
 
 impl PendingRead<'_> {
-    fn landed(&self, (buffer, pool): (Arc<Buffer>, Arc<BufferPool>), length: usize) -> Data {
-        self.remote.note_use();
-        Data { content: Content::Landed(Some(buffer), pool), length }
-    }
-
     /// Returns the data if the read has ended, and `None` if it has not, or if its data was
     /// returned before. Makes progress.
     ///
     /// # Errors
     /// As [`Remote::read`].
     pub fn poll(&mut self) -> Result<Option<Data>> {
-        let landed = match &mut self.state {
-            Pending::Here(data) => return Ok(data.take().map(Data::owned)),
-            Pending::There(connection, state) => {
-                let Some(read) = state.as_mut() else { return Ok(None) };
-                match connection.poll_read(read) {
-                    Ok(None) => return Ok(None),
-                    Ok(Some(landed)) => {
-                        let length = read.length;
-                        *state = None;
-                        (landed, length)
-                    }
-                    Err(error) => {
-                        *state = None;
-                        return Err(error);
-                    }
-                }
-            }
-        };
-        Ok(Some(self.landed(landed.0, landed.1)))
+        self.take(Connection::poll_read)
+    }
+
+    /// Waits for the data, and not longer than `time`. Returns `None` if the read has not ended, or
+    /// if its data was returned before.
+    ///
+    /// # Errors
+    /// As [`Remote::read`].
+    pub fn wait_for(&mut self, time: Duration) -> Result<Option<Data>> {
+        // A time beyond the range of the clock is no limit.
+        let pause = Instant::now().checked_add(time);
+        self.take(|connection, read| connection.wait_read(read, pause))
     }
 
     /// Waits for the data. Returns none if [`PendingRead::poll`] returned it before.
@@ -304,14 +292,29 @@ impl PendingRead<'_> {
     /// # Errors
     /// As [`Remote::read`].
     pub fn wait(mut self) -> Result<Data> {
-        let landed = match &mut self.state {
-            Pending::Here(data) => return Ok(Data::owned(data.take().unwrap_or_default())),
+        let data = self.take(|connection, read| connection.wait_read(read, None))?;
+        Ok(data.unwrap_or_else(|| Data::owned(Vec::new())))
+    }
+
+    /// Returns the data that `land` returns. After that, and after an error, the read has ended.
+    fn take(
+        &mut self,
+        land: impl FnOnce(&Connection, &mut ReadState) -> Result<Option<Landed>>,
+    ) -> Result<Option<Data>> {
+        let (landed, length) = match &mut self.state {
+            Pending::Here(data) => return Ok(data.take().map(Data::owned)),
             Pending::There(connection, state) => {
-                let Some(mut read) = state.take() else { return Ok(Data::owned(Vec::new())) };
-                (connection.wait_read(&mut read)?, read.length)
+                let Some(read) = state.as_mut() else { return Ok(None) };
+                let (landed, length) = (land(connection, read), read.length);
+                if !matches!(landed, Ok(None)) {
+                    *state = None;
+                }
+                (landed?, length)
             }
         };
-        Ok(self.landed(landed.0, landed.1))
+        let Some((buffer, pool)) = landed else { return Ok(None) };
+        self.remote.note_use();
+        Ok(Some(Data { content: Content::Landed(Some(buffer), pool), length }))
     }
 }
 

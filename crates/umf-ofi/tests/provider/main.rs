@@ -401,6 +401,8 @@ fn connection_to_a_stopped_process_is_tried_again() {
         other.line("met");
         let pid = rustix::process::Pid::from_child(&other.child);
         rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
+        // Until all its threads have stopped.
+        rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::UNTRACED).unwrap();
         one.tell("it is stopped");
         one.line("tried");
         rustix::process::kill_process(pid, rustix::process::Signal::CONT).unwrap();

@@ -268,6 +268,21 @@ impl Connection {
         deadline: Instant,
         mut take: impl FnMut(&mut Session, u64) -> Option<Result<T, Failure>>,
     ) -> Result<Result<T, Failure>> {
+        loop {
+            if let Some(result) = self.wait_until(None, ticket, deadline, &mut take)? {
+                return Ok(result);
+            }
+        }
+    }
+
+    /// Waits for some work, and not longer than `pause`: then returns `None`.
+    fn wait_until<T>(
+        &self,
+        pause: Option<Instant>,
+        ticket: Ticket,
+        deadline: Instant,
+        mut take: impl FnMut(&mut Session, u64) -> Option<Result<T, Failure>>,
+    ) -> Result<Option<Result<T, Failure>>> {
         let began = Instant::now();
         let spin = Duration::from_nanos(self.spin.load(Ordering::Relaxed));
         let mut has_slept = false;
@@ -277,7 +292,7 @@ impl Connection {
                     if !has_slept {
                         self.learn(true);
                     }
-                    return Ok(result);
+                    return Ok(Some(result));
                 }
                 Outcome::Pending(queue, progress) => {
                     let now = Instant::now();
@@ -287,6 +302,9 @@ impl Connection {
                     if now >= deadline {
                         return Err(self.time_out(ticket));
                     }
+                    if pause.is_some_and(|pause| now >= pause) {
+                        return Ok(None);
+                    }
                     if now.duration_since(began) < spin {
                         std::thread::yield_now();
                     } else {
@@ -294,7 +312,8 @@ impl Connection {
                             self.learn(false);
                         }
                         has_slept = true;
-                        self.sleep(ticket, &queue, deadline - now);
+                        let until = pause.map_or(deadline, |pause| pause.min(deadline));
+                        self.sleep(ticket, &queue, until.saturating_duration_since(now));
                     }
                 }
             }
@@ -367,8 +386,8 @@ impl Connection {
         }
     }
 
-    /// Waits for the data of a read.
-    pub(crate) fn wait_read(&self, read: &mut ReadState) -> Result<Landed> {
+    /// Waits for the data of a read, and not longer than `pause`: then returns `None`.
+    pub(crate) fn wait_read(&self, read: &mut ReadState, pause: Option<Instant>) -> Result<Option<Landed>> {
         self.check_process()?;
         read.note_call(self.settings.timeout);
         loop {
@@ -376,9 +395,11 @@ impl Connection {
                 self.start(read)?;
                 continue;
             };
-            let result = self.wait(ticket, read.deadline, Self::take_landed)?;
+            let Some(result) = self.wait_until(pause, ticket, read.deadline, Self::take_landed)? else {
+                return Ok(None);
+            };
             if let Some(landed) = self.settle(read, result)? {
-                return Ok(landed);
+                return Ok(Some(landed));
             }
         }
     }

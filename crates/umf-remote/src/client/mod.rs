@@ -5,7 +5,7 @@ mod connection;
 mod reads;
 mod session;
 
-pub(crate) use connection::{Connection, ReadState};
+pub(crate) use connection::{Connection, Landed, ReadState};
 
 use std::sync::Arc;
 

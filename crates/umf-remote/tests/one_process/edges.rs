@@ -71,6 +71,14 @@ fn read_that_is_polled_late_has_its_data() {
         }
     };
     assert_eq!(data[LONG - 1], 1);
+    let mut read = remote.start_read(0, LONG).unwrap();
+    let data = loop {
+        if let Some(data) = read.wait_for(Duration::from_micros(1)).unwrap() {
+            break data;
+        }
+    };
+    assert_eq!(data[LONG - 1], 1);
+    assert!(read.wait_for(Duration::MAX).unwrap().is_none(), "it has ended");
 }
 
 #[test]
