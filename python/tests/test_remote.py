@@ -24,8 +24,12 @@ ANOTHER_MACHINE = {
     "UMF_REMOTE_LOCAL": "false",
     "UMF_REMOTE_PROVIDER": "tcp",
     "UMF_REMOTE_INTERFACE": "127.0.0.1",
-    "UMF_REMOTE_TIMEOUT_MS": "1500",
+    # For a busy machine.
+    "UMF_REMOTE_TIMEOUT_MS": "20000",
 }
+
+# Of processes whose producer does not answer.
+PATIENCE = "3000"
 
 # Messages and one-sided reads, one part and more than are in flight together.
 SIZES = (1, 100, 16256, 16257, (1 << 20) + 3, 40 << 20)
@@ -334,7 +338,8 @@ def expect_stale(*texts: str) -> None:
 @pytest.mark.parametrize("is_connected", [True, False], ids=["connected", "not connected"])
 def test_read_of_killed_producer_fails(is_connected: bool) -> None:
     with process("produce", "100000") as producer:
-        with process("read_lost", producer.line(), "read" if is_connected else "") as reader:
+        text, first = producer.line(), "read" if is_connected else ""
+        with process("read_lost", text, first, UMF_REMOTE_TIMEOUT_MS=PATIENCE) as reader:
             if is_connected:
                 assert reader.line() == "read"
             producer.child.kill()
@@ -358,7 +363,7 @@ def read_lost(text: str, first: str) -> None:
 @pytest.mark.parametrize("size", ["100", "2000000"])
 def test_read_of_frozen_producer_times_out_and_works_again_later(size: str) -> None:
     with process("produce", size) as producer:
-        with process("read_frozen", producer.line()) as reader:
+        with process("read_frozen", producer.line(), UMF_REMOTE_TIMEOUT_MS=PATIENCE) as reader:
             assert reader.line() == "read"
             producer.freeze()
             reader.tell("go on")

@@ -27,7 +27,7 @@ umf_core::settings! {
         pub interface: String = String::new();
         /// How long a read or another call waits for the producer, in milliseconds. After that the
         /// producer is taken for lost, and the next call connects again.
-        pub timeout("timeout_ms"): Duration as Milliseconds = Duration::from_secs(2),
+        pub timeout("timeout_ms"): Duration as Milliseconds = Duration::from_secs(5),
             "a whole number of milliseconds, at least 1" if |time| !time.is_zero();
         /// Longest spinning of a call before it sleeps, in microseconds. Each connection learns its
         /// own length below that. 0 sleeps at once.

@@ -11,7 +11,12 @@ use serde_json::Value;
 
 fn umf(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_umf"));
-    command.args(["bench", "remote"]).args(arguments).env("UMF_REMOTE_LOCAL", "false").stdin(Stdio::null());
+    command
+        .args(["bench", "remote"])
+        .args(arguments)
+        .env("UMF_REMOTE_LOCAL", "false")
+        .env("UMF_REMOTE_TIMEOUT_MS", "20000")
+        .stdin(Stdio::null());
     if std::env::var_os("UMF_REMOTE_PROVIDER").is_none() {
         command.env("UMF_REMOTE_INTERFACE", "127.0.0.1");
     }

@@ -235,6 +235,7 @@ fn remote_demo_reads_over_libfabric() {
     }
     for (arguments, interface) in cases {
         let mut command = umf(&[&["demo", "--remote", "--json"], &arguments[..]].concat());
+        command.env("UMF_REMOTE_TIMEOUT_MS", "20000");
         if let Some(interface) = interface {
             command.env("UMF_REMOTE_INTERFACE", interface);
         }
@@ -266,7 +267,8 @@ fn remote_demo_without_namespaces_uses_loopback() {
     let script = "echo 0 > /proc/sys/user/max_net_namespaces && exec \"$0\" demo --remote --size 100KiB";
     let mut command = Command::new("unshare");
     command.args(["-Ur", "sh", "-c", script, env!("CARGO_BIN_EXE_umf")]).stdin(Stdio::null());
-    command.env_remove("UMF_REMOTE_INTERFACE").env_remove("UMF_REMOTE_PROVIDER").env("HOME", "/nonexistent");
+    command.env_remove("UMF_REMOTE_INTERFACE").env_remove("UMF_REMOTE_PROVIDER");
+    command.env("UMF_REMOTE_TIMEOUT_MS", "20000").env("HOME", "/nonexistent");
     const NAME: &str = "remote_demo_without_namespaces_uses_loopback";
     let Ok(Output { status, stdout, stderr }) = command.output() else {
         println!("umf-skip: {NAME}: there is no program unshare(1)");

@@ -38,7 +38,10 @@ fn grant_is_listed_with_importer_and_time() {
     if ran_alone(NAME) {
         return;
     }
-    let loader = Loader::new().set("remote.local", false).set("remote.max_grant_ms", 600_000);
+    let loader = Loader::new()
+        .set("remote.local", false)
+        .set("remote.max_grant_ms", 600_000)
+        .set("remote.timeout_ms", 20_000);
     let has_provider = std::env::var_os("UMF_REMOTE_PROVIDER").is_some();
     umf::init(if has_provider { loader } else { loader.set("remote.interface", "127.0.0.1") }).unwrap();
     let _serving = match remote::serve() {

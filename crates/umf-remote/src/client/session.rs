@@ -102,6 +102,8 @@ pub(crate) struct Session {
     pub(super) queued: VecDeque<(Vec<u8>, bool)>,
     /// Requests that were sent and not answered yet: [`WINDOW`] at most.
     pub(super) unanswered: usize,
+    /// When the last reply came, or the first of these requests was sent.
+    last_reply: Instant,
     /// Receives that the endpoint had no room for.
     pub(super) unposted_receives: usize,
     pub(super) work: HashMap<u64, Work>,
@@ -145,6 +147,7 @@ impl Session {
             requests: HashMap::new(),
             queued: VecDeque::new(),
             unanswered: 0,
+            last_reply: Instant::now(),
             unposted_receives: 0,
             work: HashMap::new(),
             unposted: VecDeque::new(),
@@ -350,6 +353,12 @@ impl Session {
             self.broken = Some(Failure::Lost("the session was idle for too long".to_owned()));
             return Ok(());
         }
+        // The server does not answer in a session that it has ended, such as while the request was
+        // on its way.
+        if self.unanswered > 0 && self.last_reply.elapsed() > self.idle_limit {
+            self.broken = Some(Failure::Lost("the producer does not answer in this session".to_owned()));
+            return Ok(());
+        }
         // One-sided reads are not seen by the server.
         if !self.work.is_empty() && self.last_request.elapsed() > self.idle_limit / 3 {
             self.request(Purpose::Ping, &Request::Ping);
@@ -360,6 +369,9 @@ impl Session {
             if !self.send(&message)? {
                 self.queued.push_front((message, has_reply));
                 break;
+            }
+            if has_reply && self.unanswered == 0 {
+                self.last_reply = Instant::now();
             }
             self.unanswered += usize::from(has_reply);
         }
@@ -445,6 +457,7 @@ impl Session {
         }
         let Some(purpose) = self.requests.remove(&header.request) else { return };
         self.unanswered = self.unanswered.saturating_sub(1);
+        self.last_reply = Instant::now();
         let failure = match reply {
             Reply::Stale { now } => Some(Failure::Stale(*now)),
             Reply::NotGranted => Some(Failure::NotGranted),

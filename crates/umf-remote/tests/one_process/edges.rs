@@ -53,17 +53,17 @@ fn read_that_is_polled_late_has_its_data() {
     let producer = Producer::new(true);
     let mut settings = settings();
     let Some(server) = serve(&producer, &settings) else { return };
-    settings.timeout = Duration::from_millis(300);
+    settings.timeout = Duration::from_secs(2);
     let importer = RemoteImporter::new(producer.importer, settings);
     let (_, handle) = producer.block(LONG, 1);
     let remote = open(&importer, &server, &handle);
     assert_eq!(remote.read(0, 10).unwrap()[9], 1);
     // The program computes meanwhile, for longer than a call may wait.
     let read = remote.start_read(0, LONG).unwrap();
-    std::thread::sleep(Duration::from_millis(600));
+    std::thread::sleep(Duration::from_secs(3));
     assert_eq!(read.wait().unwrap()[LONG - 1], 1);
     let mut read = remote.start_read(0, LONG).unwrap();
-    std::thread::sleep(Duration::from_millis(600));
+    std::thread::sleep(Duration::from_secs(3));
     let data = loop {
         match read.poll().unwrap() {
             Some(data) => break data,
@@ -145,13 +145,14 @@ fn unmapping_a_block_during_a_read_harms_its_reader_only() {
 fn grant_outlasts_a_pause() {
     let producer = Producer::new(true);
     let mut settings = settings();
-    settings.idle = Duration::from_millis(200);
+    settings.idle = Duration::from_secs(1);
+    settings.max_grant = Duration::from_secs(600);
     let Some(server) = serve(&producer, &settings) else { return };
     let importer = RemoteImporter::new(producer.importer, settings);
     let (_, handle) = producer.block(LONG, 1);
     let remote = open(&importer, &server, &handle);
-    let grant = remote.grant(Duration::from_secs(10)).unwrap();
-    std::thread::sleep(Duration::from_millis(600));
+    let grant = remote.grant(Duration::from_secs(600)).unwrap();
+    std::thread::sleep(Duration::from_secs(3));
     assert_eq!(remote.read(0, 10).unwrap()[9], 1);
     grant.write(0, b"granted").unwrap();
     assert_eq!(&*remote.read(0, 7).unwrap(), b"granted");
@@ -162,12 +163,13 @@ fn reads_at_once_with_room_for_one_key_are_right() {
     let producer = Producer::new(true);
     let mut settings = settings();
     settings.max_registered = 1;
+    settings.max_grant = Duration::from_secs(600);
     let Some(server) = serve(&producer, &settings) else { return };
     let importer = RemoteImporter::new(producer.importer, settings);
     let handles: Vec<Handle> = (0..6).map(|seed| producer.block(16 * LONG, seed).1).collect();
     let remotes: Vec<Remote> = handles.iter().map(|handle| open(&importer, &server, handle)).collect();
     // The connection stays: a grant is one of it.
-    let grant = remotes[0].grant(Duration::from_secs(20)).unwrap();
+    let grant = remotes[0].grant(Duration::from_secs(600)).unwrap();
     let check = |seed: usize, data: &[u8]| assert!(data.iter().all(|byte| *byte == seed as u8), "{seed}");
     let mut reads = Vec::new();
     for (seed, remote) in remotes.iter().enumerate() {

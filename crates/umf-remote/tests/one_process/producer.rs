@@ -49,6 +49,8 @@ impl Producer {
 pub(crate) fn settings() -> RemoteSettings {
     let mut settings = RemoteSettings::new();
     settings.local = false;
+    // For a busy machine.
+    settings.timeout = std::time::Duration::from_secs(20);
     let variable = umf_os::environment::variable;
     if let Some(library) = variable("UMF_REMOTE_LIBRARY") {
         settings.library = library.into();

@@ -11,12 +11,12 @@ const LARGE: usize = 1 << 20;
 #[test]
 fn importers_beyond_the_limit_are_refused_until_one_ends() {
     let test = "importers_beyond_the_limit_are_refused_until_one_ends";
-    let settings = "max_importers=2 idle_ms=1000";
+    let settings = "max_importers=2 idle_ms=5000";
     let Some((mut producer, mut first)) = pair(test, settings, "", LARGE) else { return };
     let block = producer.ask(&format!("allocate {LARGE}"));
     let mut others: Vec<Child> = Vec::new();
     for _ in 0..2 {
-        let Some(mut importer) = Child::start(test, "importer", "timeout_ms=1000") else { return };
+        let Some(mut importer) = Child::start(test, "importer", "") else { return };
         importer.does(&format!("open {block}"), "0");
         others.push(importer);
     }
@@ -28,7 +28,7 @@ fn importers_beyond_the_limit_are_refused_until_one_ends() {
     first.does("close", "closed");
     others[1].ask_until("read 0 0 100", |reply| reply == "good");
     others[0].kill();
-    let Some(mut fourth) = Child::start(test, "importer", "timeout_ms=1000") else { return };
+    let Some(mut fourth) = Child::start(test, "importer", "") else { return };
     fourth.does(&format!("open {block}"), "0");
     fourth.ask_until("read 0 0 100", |reply| {
         // Keeps the session.
@@ -99,7 +99,7 @@ fn reads_are_right_with_few_registrations() {
 #[test]
 fn importer_without_fds_fails_and_recovers() {
     let test = "importer_without_fds_fails_and_recovers";
-    let Some((mut producer, mut importer)) = pair(test, "", "timeout_ms=1000", LARGE) else { return };
+    let Some((mut producer, mut importer)) = pair(test, "", "timeout_ms=3000", LARGE) else { return };
     // What libfabric keeps for ever is there after the first session.
     importer.does(&format!("read 0 0 {LARGE}"), "good");
     importer.does("close", "closed");
@@ -144,11 +144,11 @@ fn server_without_fds_is_an_error() {
 #[test]
 fn server_without_fds_for_more_importers_serves_those_that_it_has() {
     let test = "server_without_fds_for_more_importers_serves_those_that_it_has";
-    let Some((mut producer, mut first)) = pair(test, "", "timeout_ms=2000", LARGE) else { return };
+    let Some((mut producer, mut first)) = pair(test, "", "", LARGE) else { return };
     first.does(&format!("read 0 0 {LARGE}"), "good");
     let block = producer.ask(&format!("allocate {LARGE}"));
     producer.does("fds 0", "limited");
-    let Some(mut second) = Child::start(test, "importer", "timeout_ms=1000") else { return };
+    let Some(mut second) = Child::start(test, "importer", "timeout_ms=3000") else { return };
     second.does(&format!("open {block}"), "0");
     let reply = second.ask("read 0 0 100");
     println!("{test}: {reply}");
@@ -171,7 +171,7 @@ fn importer_of_another_user_reads_over_the_network_only() {
     let change = |command: &mut std::process::Command| {
         command.env(crate::child::USER, "65534");
     };
-    let Some(mut importer) = Child::start_with(test, "importer", "timeout_ms=1000", change) else { return };
+    let Some(mut importer) = Child::start_with(test, "importer", "", change) else { return };
     importer.does(&format!("open {block}"), "0");
     let replies = ["read 0 0 100".to_owned(), format!("read 0 0 {LARGE}")].map(|read| importer.ask(&read));
     println!("{test}: {replies:?}");

@@ -47,7 +47,7 @@ fn link_down_is_a_time_out_and_then_reads_go_on() {
 #[ignore = "tests/remote/run runs it"]
 fn reads_are_right_with_packets_lost() {
     let test = "reads_are_right_with_packets_lost";
-    let Some((mut producer, mut importer)) = pair(test, "", "timeout_ms=20000", LARGE) else { return };
+    let Some((mut producer, mut importer)) = pair(test, "", "", LARGE) else { return };
     importer.does(&format!("read 0 0 {LARGE}"), "good");
     change("TESTS_REMOTE_LOSS");
     let begun = Instant::now();
@@ -69,7 +69,7 @@ fn reads_are_right_with_packets_lost() {
 #[ignore = "tests/vm/run runs it, in the boot delay"]
 fn reads_are_right_with_a_delay() {
     let test = "reads_are_right_with_a_delay";
-    let Some((mut producer, mut importer)) = pair(test, "", "timeout_ms=20000", LARGE) else { return };
+    let Some((mut producer, mut importer)) = pair(test, "", "", LARGE) else { return };
     for length in [8, 4096, 65536, LARGE] {
         let begun = Instant::now();
         importer.does(&format!("read 0 0 {length}"), "good");

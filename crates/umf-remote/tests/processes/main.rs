@@ -54,6 +54,8 @@ pub(crate) fn settings(changes: &str) -> RemoteSettings {
     let variable = |name| std::env::var(name).ok();
     let mut settings = RemoteSettings::new();
     settings.local = false;
+    // For a busy machine. Tests of lost processes set less.
+    settings.timeout = Duration::from_secs(20);
     if let Some(library) = variable("UMF_REMOTE_LIBRARY") {
         settings.library = library.into();
     }

@@ -7,7 +7,7 @@ use umf::settings::Loader;
 
 /// Reads memory of this process over the fabric, at the loopback interface.
 fn init() {
-    let loader = Loader::new().set("remote.local", false);
+    let loader = Loader::new().set("remote.local", false).set("remote.timeout_ms", 20_000);
     // A provider that the environment names may have no interfaces.
     let has_provider = std::env::var_os("UMF_REMOTE_PROVIDER").is_some();
     let loader = if has_provider { loader } else { loader.set("remote.interface", "127.0.0.1") };
