@@ -3,8 +3,9 @@
 //!
 //! Messages begin in one call, and [`Mesh::progress`] finishes them and leaves a [`Completion`] for
 //! each. Calls block only while another process has to carry out a transfer, and for a moment while
-//! a link is made: then they fail with [`Error::NotAccepted`], and are made again. Providers of other interfaces are built on a mesh (libfabric, MPI). Memory is given by
-//! address, so that starting an operation is `unsafe`.
+//! a link is made: then they fail with [`Error::NotAccepted`], and are made again. Providers of
+//! other interfaces are built on a mesh (libfabric, MPI). Memory is given by address, so that
+//! starting an operation is `unsafe`.
 //!
 //! Two processes that send to each other at the same time may make two links. Each sends by one of
 //! them for good, so that its messages keep their order. Receives therefore match processes and not

@@ -222,7 +222,9 @@ impl Mesh {
             self.inbox.peer(link).source = process;
             self.inbox.queue.set_source(link, process);
             // It is reached by the same link, unless this process has made another one.
-            self.peers[process].link.get_or_insert(link);
+            let peer = &mut self.peers[process];
+            peer.link.get_or_insert(link);
+            peer.attempt = Attempt::default();
             self.count_processes();
         }
     }
