@@ -2,7 +2,7 @@
 //! of one user, or sockets in a directory ([`umf_ipc::rendezvous`]) with a proof of the address's
 //! key.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
 use rustix::net::Shutdown;
@@ -100,9 +100,9 @@ pub(crate) fn connect(
 }
 
 /// Proves the key to the process that listens, if `answer` proves that it has the key, too.
-pub(crate) fn prove(socket: &OwnedFd, own: ClientProof, answer: &[u8]) -> sys::Result<bool> {
+pub(crate) fn prove(socket: BorrowedFd<'_>, own: ClientProof, answer: &[u8]) -> sys::Result<bool> {
     let Some(proof) = own.check(answer) else { return Ok(false) };
-    sys::send(socket.as_fd(), &proof, &[])?;
+    sys::send(socket, &proof, &[])?;
     failpoint!("link.proven");
     Ok(true)
 }

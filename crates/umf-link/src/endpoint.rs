@@ -21,6 +21,7 @@ use crate::channel::{Channel, InboxFds, InboxShared, PeerFiles, PeerProcess};
 use crate::contact::{self, Listener};
 use crate::settings::check_interrupt;
 use crate::shared_files::{Bell, OwnLane, PeerCatalog, PeerLane};
+use crate::sys::CloseOnFork;
 use crate::{Error, Link, LinkAddress, LinkSettings, Result, sys};
 
 /// Bytes of a packet.
@@ -228,17 +229,17 @@ type Answer = (Vec<u8>, Vec<OwnedFd>);
 #[derive(Debug)]
 pub(crate) struct Connecting {
     address: LinkAddress,
-    socket: OwnedFd,
+    socket: CloseOnFork,
     pid: i32,
     words: [u32; 4],
-    /// What the process has to prove before it is told more.
+    /// What the endpoint has to prove before this process sends its files.
     proof: Option<ClientProof>,
-    /// The lane that it was sent.
+    /// The lane that this process has sent.
     lane: Option<OwnLane>,
 }
 
 impl Connecting {
-    /// Connects. The process may not accept for long afterwards.
+    /// Connects. The other process may take long to accept.
     pub(crate) fn begin(
         shared: &InboxShared,
         address: &LinkAddress,
@@ -250,6 +251,7 @@ impl Connecting {
         }
         let failed = |errno| connect_failed(shared, address, errno);
         let (socket, pid, proof) = contact::connect(address, &shared.settings, deadline, &failed)?;
+        let socket = CloseOnFork::new(socket).map_err(Error::system("fstat of a socket"))?;
         Ok(Self { address: *address, socket, pid, words, proof, lane: None })
     }
 
@@ -264,7 +266,7 @@ impl Connecting {
         if self.proof.is_some() {
             let (packet, received) = self.receive(shared, deadline)?;
             let own = self.proof.take().filter(|_| received.is_empty());
-            let is_proven = own.map_or(Ok(false), |own| contact::prove(&self.socket, own, &packet));
+            let is_proven = own.map_or(Ok(false), |own| contact::prove(self.socket.as_fd(), own, &packet));
             if !is_proven.map_err(failed)? {
                 return Err(Error::NotProven { name: self.address.socket() });
             }
@@ -308,7 +310,8 @@ impl Connecting {
         let welcome = Packet::decode(&packet, Kind::Welcome).filter(|packet| packet.lane == nonce);
         let welcome = welcome.ok_or_else(wrong)?;
         let files = map_peer_files(&fds, &welcome)?.ok_or_else(wrong)?;
-        let channel = Channel::new(shared, lane, files, (PeerProcess::new(socket, pid)?, welcome.base))?;
+        let process = PeerProcess::new(socket.into_inner(), pid)?;
+        let channel = Channel::new(shared, lane, files, (process, welcome.base))?;
         if words != [0; 4] {
             let agreed = Packet { lane: nonce, catalog: 0, base: 0, words: [0; 4] }.encode(Kind::Agreed);
             sys::send(channel.socket(), &agreed, &[])
@@ -385,7 +388,7 @@ impl PendingConnection {
         if send_files(channel.socket(), &channel.own_lane, &fd, (shared, fds), (Kind::Welcome, [0; 4]))
             .is_err()
         {
-            tracing::warn!(pid, "a process connected and left");
+            tracing::debug!(pid, "a process connected and left");
             return Ok(None);
         }
         failpoint!("link.welcomed");

@@ -23,10 +23,10 @@ const NOT_A_MESH: [u32; 4] = [1, 0, 0, 0];
 /// The longest time for the thread of another process to accept, which it does at once unless it is
 /// stopped.
 const CONNECT: Duration = Duration::from_secs(30);
-/// The wait of the first call that needs the link. Later calls do not wait.
+/// The wait of the first call that needs the link. Others do not wait for an answer.
 const FIRST_CALL: Duration = Duration::from_millis(10);
 /// The wait for space in a full backlog, which only a call that waits can find.
-const BACKLOG: Duration = Duration::from_millis(1);
+const BACKLOG_WAIT: Duration = Duration::from_millis(1);
 
 /// Links that other processes have made, until the mesh takes them.
 #[derive(Debug, Default)]
@@ -65,6 +65,8 @@ pub(super) struct Attempt {
     begun: Option<Instant>,
     /// The connection, once there is one.
     connecting: Option<Connecting>,
+    /// Why it has failed, until a call reports it.
+    pub failure: Option<Error>,
 }
 
 #[derive(Debug)]
@@ -133,18 +135,22 @@ impl Acceptor {
         let pid = address.pid().cast_signed();
         let wait = if attempt.begun.is_none() { FIRST_CALL } else { Duration::ZERO };
         let begun = *attempt.begun.get_or_insert_with(Instant::now);
-        let result = self.advance(address, &mut attempt.connecting, wait);
-        if let Err(Error::TimedOut { what, .. }) = result {
-            if begun.elapsed() < CONNECT {
-                return Err(Error::NotAccepted { pid });
+        let is_resumed = attempt.connecting.is_some();
+        let result = match self.advance(address, &mut attempt.connecting, wait) {
+            Err(Error::TimedOut { what, .. }) if begun.elapsed() >= CONNECT => {
+                Err(Error::TimedOut { what, milliseconds: CONNECT.as_millis() as u64 })
             }
-            *attempt = Attempt::default();
-            return Err(Error::TimedOut { what, milliseconds: CONNECT.as_millis() as u64 });
-        }
+            Err(Error::TimedOut { .. }) => return Err(Error::NotAccepted { pid }),
+            // The process closes a connection of which it has heard nothing for some time. If it has
+            // ended, the next connection is refused.
+            Err(Error::NotListening { .. }) if is_resumed => return Err(Error::NotAccepted { pid }),
+            result => result,
+        };
         *attempt = Attempt::default();
         result
     }
 
+    /// Continues with a connection, or begins one. [`Error::TimedOut`] leaves it as it is.
     fn advance(
         &self,
         address: &LinkAddress,
@@ -152,19 +158,19 @@ impl Acceptor {
         wait: Duration,
     ) -> Result<Arc<Channel>> {
         let Shared { shared, fds, .. } = &**self.inner;
-        let mut begun = match connecting.take() {
-            Some(begun) => begun,
-            None => Connecting::begin(shared, address, Deadline::after(wait.max(BACKLOG)), MESH)?,
+        let mut connection = match connecting.take() {
+            Some(connection) => connection,
+            None => Connecting::begin(shared, address, Deadline::after(wait.max(BACKLOG_WAIT)), MESH)?,
         };
-        let answer = match begun.answer(shared, fds, Deadline::after(wait)) {
+        let answer = match connection.answer(shared, fds, Deadline::after(wait)) {
             Err(error @ Error::TimedOut { .. }) => {
-                *connecting = Some(begun);
+                *connecting = Some(connection);
                 return Err(error);
             }
             answer => answer?,
         };
         let (pid, what) = (address.pid().cast_signed(), "it is no mesh, or is ending");
-        begun.finish(shared, answer)?.map_err(|_| Error::Misbehaved { pid, what })
+        connection.finish(shared, answer)?.map_err(|_| Error::Misbehaved { pid, what })
     }
 }
 

@@ -113,8 +113,8 @@ impl Mesh {
     }
 
     /// Makes progress, and lets the descriptor of [`Mesh::event_fd`] become readable when there may
-    /// be something to do afterwards. Returns whether there was anything to do, or there is a
-    /// completion: then the caller does not wait yet.
+    /// be something to do afterwards. Returns whether there was anything to do, there is a
+    /// completion, or a link is being made: then the caller does not wait yet.
     ///
     /// # Errors
     /// As [`Mesh::event_fd`].
@@ -133,6 +133,8 @@ impl Mesh {
         // The thread that accepts links has a fence, too, before it looks for the descriptor.
         <core::sync::atomic::AtomicU32 as Futex>::fence();
         let is_any = self.progress_all() || !self.completions.is_empty();
+        // The connections of attempts are not in the set.
+        let is_any = is_any || !self.attempts.is_empty();
         Ok(is_any || self.open_events()?.is_incomplete.load(Ordering::Relaxed))
     }
 }

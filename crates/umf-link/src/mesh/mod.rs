@@ -196,6 +196,8 @@ pub struct Mesh {
     // After what refers to its lanes.
     inbox: Inbox,
     peers: Vec<Peer>,
+    /// The processes to which links are being made.
+    attempts: Vec<usize>,
     by_address: HashMap<[u8; ADDRESS_SIZE], usize>,
     posted: VecDeque<Posted>,
     /// Messages that were claimed: token and number in the queue.
@@ -249,6 +251,7 @@ impl Mesh {
             fetches: Vec::new(),
             inbox,
             peers: Vec::new(),
+            attempts: Vec::new(),
             by_address: HashMap::new(),
             posted: VecDeque::new(),
             claimed: HashMap::new(),
@@ -344,14 +347,28 @@ impl Mesh {
         // The process may have connected meanwhile.
         self.take_accepted();
         self.progress_lanes();
-        if let Some(link) = self.peers[process].link {
+        let peer = &mut self.peers[process];
+        if let Some(link) = peer.link {
             return Ok(link);
         }
+        match peer.attempt.failure.take() {
+            Some(failure) => Err(failure),
+            None => self.advance_attempt(process),
+        }
+    }
+
+    /// Makes the link with a process, as far as that goes at once.
+    fn advance_attempt(&mut self, process: usize) -> Result<usize> {
         let Peer { address, attempt, .. } = &mut self.peers[process];
-        let channel = self.acceptor.connect(address, attempt).map_err(|error| match error {
+        let connected = self.acceptor.connect(address, attempt).map_err(|error| match error {
             Error::NotListening { pid, .. } => Error::PeerGone { pid: pid.cast_signed() },
             error => error,
-        })?;
+        });
+        self.attempts.retain(|other| *other != process);
+        if matches!(connected, Err(Error::NotAccepted { .. })) {
+            self.attempts.push(process);
+        }
+        let channel = connected?;
         let link = self.add_link(channel, Some(process));
         self.peers[process].link = Some(link);
         let own = self.address().to_bytes();
@@ -361,6 +378,19 @@ impl Mesh {
         let peer = self.inbox.peer(link);
         peer.writer.write_words(&peer.channel, (NAME, Context::Messages), 0, &words);
         Ok(link)
+    }
+
+    /// Continues with the links that are being made: the other process waits for an answer, too.
+    #[cold]
+    fn progress_attempts(&mut self) {
+        let peers = &self.peers;
+        self.attempts.retain(|process| peers[*process].link.is_none() && peers[*process].end.is_none());
+        for process in self.attempts.clone() {
+            match self.advance_attempt(process) {
+                Ok(_) | Err(Error::NotAccepted { .. }) => {}
+                Err(error) => self.peers[process].attempt.failure = Some(error),
+            }
+        }
     }
 
     /// Makes progress. If there was nothing to do and there is no completion, returns what waits

@@ -44,6 +44,9 @@ impl Mesh {
         if self.acceptor.accepted().has_news() {
             self.take_accepted();
         }
+        if !self.attempts.is_empty() {
+            self.progress_attempts();
+        }
         self.inbox.remove_dropped_requests();
         let mut is_any = self.progress_lanes();
         if !self.fetches.is_empty() {

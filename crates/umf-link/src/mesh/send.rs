@@ -38,7 +38,8 @@ impl Mesh {
     /// `is_acknowledged`, a message is sent when it has been received.
     ///
     /// # Errors
-    /// At the first message [`Error::NotAccepted`], for at most 30 s of calls, and as
+    /// [`Error::NotAccepted`] until the process has accepted the link: the caller makes progress and
+    /// calls again. 30 s after the first call it is [`Error::TimedOut`]. As
     /// [`LinkBuilder::connect`](crate::LinkBuilder::connect); [`Error::PeerGone`],
     /// [`Error::Closed`], [`Error::Forked`], [`Error::System`].
     ///

@@ -498,8 +498,42 @@ fn link_is_made_by_later_calls_if_the_process_does_not_accept() {
     let error = mesh.inject(process, label(1), b"one").unwrap_err();
     assert!(matches!(error, Error::NotAccepted { .. }), "{error}");
     drop(ending);
-    let error = mesh.inject(process, label(1), b"one").unwrap_err();
+    let error = loop {
+        match mesh.inject(process, label(1), b"one").unwrap_err() {
+            Error::NotAccepted { .. } => std::thread::yield_now(),
+            error => break error,
+        }
+    };
     assert!(matches!(error, Error::PeerGone { .. }), "{error}");
+}
+
+/// The other process closes a connection of which it hears nothing, and is not taken for gone.
+#[test]
+fn link_is_made_again_if_the_process_has_closed_the_connection() {
+    let builder = LinkBuilder::new();
+    let mut mesh = Mesh::new(&builder).unwrap();
+    let endpoint = builder.bind().unwrap();
+    let process = mesh.insert(&endpoint.address()).unwrap();
+    let refused = |error: &Error| matches!(error, Error::NotAccepted { .. });
+    assert!(refused(&mesh.inject(process, label(1), b"one").unwrap_err()));
+    drop(endpoint.pending(None, None).unwrap());
+    assert!(refused(&mesh.inject(process, label(1), b"one").unwrap_err()), "it was closed");
+    // Progress connects again, and is enough.
+    let pending = std::thread::scope(|scope| {
+        let accepting = scope.spawn(|| endpoint.pending(None, None).unwrap());
+        while !accepting.is_finished() {
+            mesh.progress();
+        }
+        accepting.join().unwrap()
+    });
+    let (shared, fds) = InboxShared::create(builder.settings.clone(), None, None).unwrap();
+    let channel = pending.welcome(&shared, &fds).unwrap().unwrap();
+    while mesh.links.is_empty() {
+        mesh.progress();
+    }
+    assert!(mesh.attempts.is_empty());
+    mesh.inject(process, label(1), b"one").unwrap();
+    drop(channel);
 }
 
 /// Two processes that connect to each other at a time have two links, and each may wait for an
