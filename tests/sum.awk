@@ -1,5 +1,5 @@
-# Sums up a log of tests/run: tests that could not run, programs that hung, tests that failed with their first
-# panic, and the closing line. The exit code is 1 if anything failed.
+# Sums up a log of tests/run: tests that could not run, programs that hung, tests that failed with
+# their first panic, and the closing line. The exit code is 1 if anything failed.
 #
 # A test program without a result line (it aborted, or a signal killed it) is one failure. So is a program
 # that cargo reports as failed although its result line has no failure. A step of tests/run that failed
@@ -32,17 +32,22 @@ function close_program() {
 }
 # Of libtest and the shell scripts; of pytest, and of the container matrix.
 /^test .* [.][.][.] FAILED/ {
-  name = $2
-  if (!(name in entry)) entry[name] = ++bads
-  bad[entry[name]] = program ": " substr($0, 6)
+  name = substr($0, 6)
+  sub(/ [.][.][.] FAILED.*/, "", name)
+  if (!((program, name) in entry)) entry[program, name] = ++bads
+  bad[entry[program, name]] = program ": " substr($0, 6)
 }
-/^(FAILED|ERROR) / { bad[++bads] = $0 }
+/^(FAILED|ERROR) .*::/ || /^FAILED found: / { bad[++bads] = $0 }
 # The output of one test, of which the first panic is shown: its place, and its first line.
-/^---- .* stdout ----$/ { output = $2 }
-/^thread .* panicked at / && output in entry && !shown[output]++ {
+/^---- .* stdout ----$/ {
+  output = $0
+  gsub(/^---- | stdout ----$/, "", output)
+}
+/^thread .* panicked at / && (program, output) in entry && !shown[program, output]++ {
   place = $0
   sub(/.* panicked at /, "at ", place)
-  if ((getline) > 0) bad[entry[output]] = bad[entry[output]] "\n    " place "\n    " $0
+  number = entry[program, output]
+  if ((getline) > 0) bad[number] = bad[number] "\n    " place "\n    " $0
 }
 /^umf-hung: / { hung[++hangs] = substr($0, 11) }
 /^umf-left: / { left[++leaves] = substr($0, 11) }

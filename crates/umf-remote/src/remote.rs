@@ -277,7 +277,8 @@ impl PendingRead<'_> {
     }
 
     /// Waits for the data, and not longer than `time`. Returns `None` if the read has not ended, or
-    /// if its data was returned before.
+    /// if its data was returned before. If the connection was lost and has to be made again, that
+    /// may take up to [`RemoteSettings::timeout`](crate::RemoteSettings::timeout) more.
     ///
     /// # Errors
     /// As [`Remote::read`].

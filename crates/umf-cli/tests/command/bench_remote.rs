@@ -4,7 +4,7 @@
 #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
 
 use std::io::{BufRead, BufReader, Read};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -23,17 +23,27 @@ fn umf(arguments: &[&str]) -> Command {
     command
 }
 
+/// A process that is killed when this is dropped.
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 #[test]
 fn bench_reads_what_another_process_serves() {
     const NAME: &str = "bench_remote::bench_reads_what_another_process_serves";
     let mut command = umf(&["--size", "100000", "--json"]);
-    let mut server = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut server = Killed(child);
     let mut line = String::new();
-    let mut output = BufReader::new(server.stdout.take().unwrap());
+    let mut output = BufReader::new(server.0.stdout.take().unwrap());
     if output.read_line(&mut line).unwrap() == 0 {
         let mut stderr = String::new();
-        server.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
-        server.wait().unwrap();
+        server.0.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
         assert!(stderr.contains("cannot open libfabric"), "{stderr}");
         println!("umf-skip: {NAME}: {stderr}");
         return;
@@ -53,8 +63,11 @@ fn bench_reads_what_another_process_serves() {
     let table = umf(&[handle, "--seconds", "0.05"]).output().unwrap();
     let text = String::from_utf8(table.stdout).unwrap();
     assert!(table.status.success() && text.contains("\n97.6 KiB "), "{text}");
-    kill_process(Pid::from_child(&server), Signal::TERM).unwrap();
-    assert!(server.wait().unwrap().success());
+    let wrong = umf(&[handle, "--seconds", "0"]).output().unwrap();
+    let stderr = String::from_utf8(wrong.stderr).unwrap();
+    assert!(wrong.status.code() == Some(2) && stderr.contains("--seconds"), "{stderr}");
+    kill_process(Pid::from_child(&server.0), Signal::TERM).unwrap();
+    assert!(server.0.wait().unwrap().success());
 
     // The server is gone.
     let gone = umf(&[handle]).env("UMF_REMOTE_TIMEOUT_MS", "300").output().unwrap();

@@ -18,6 +18,9 @@ use crate::{Error, RemoteSettings, Result};
 /// Bytes of one one-sided read. Longer reads are several, in flight together.
 const PIECE: usize = 1 << 20;
 
+/// The longest time between two looks at the queue by a program that waits.
+const LONGEST_LOOK: Duration = Duration::from_millis(500);
+
 /// Why a read or a call failed.
 #[derive(Clone, Debug)]
 pub(crate) enum Failure {
@@ -102,8 +105,10 @@ pub(crate) struct Session {
     pub(super) queued: VecDeque<(Vec<u8>, bool)>,
     /// Requests that were sent and not answered yet: [`WINDOW`] at most.
     pub(super) unanswered: usize,
-    /// When the last reply came, or the first of these requests was sent.
-    last_reply: Instant,
+    /// When [`Session::progress`] was called last, and how long it has found nothing while a request
+    /// was unanswered. Times without a call do not count.
+    last_look: Instant,
+    silence: Duration,
     /// Receives that the endpoint had no room for.
     pub(super) unposted_receives: usize,
     pub(super) work: HashMap<u64, Work>,
@@ -147,7 +152,8 @@ impl Session {
             requests: HashMap::new(),
             queued: VecDeque::new(),
             unanswered: 0,
-            last_reply: Instant::now(),
+            last_look: Instant::now(),
+            silence: Duration::ZERO,
             unposted_receives: 0,
             work: HashMap::new(),
             unposted: VecDeque::new(),
@@ -320,6 +326,19 @@ impl Session {
         if let Err(error) = self.queue.read(&mut done) {
             self.broken = Some(Failure::of(error));
         }
+        let now = Instant::now();
+        let since = now.duration_since(mem::replace(&mut self.last_look, now));
+        if self.unanswered == 0 || !done.is_empty() {
+            self.silence = Duration::ZERO;
+        } else if since < LONGEST_LOOK {
+            self.silence += since;
+            // The server does not answer in a session that it has ended, such as while the request
+            // was on its way.
+            if self.silence > self.idle_limit && self.broken.is_none() {
+                let why = "the producer does not answer in this session".to_owned();
+                self.broken = Some(Failure::Lost(why));
+            }
+        }
         self.handle(done);
     }
 
@@ -353,12 +372,6 @@ impl Session {
             self.broken = Some(Failure::Lost("the session was idle for too long".to_owned()));
             return Ok(());
         }
-        // The server does not answer in a session that it has ended, such as while the request was
-        // on its way.
-        if self.unanswered > 0 && self.last_reply.elapsed() > self.idle_limit {
-            self.broken = Some(Failure::Lost("the producer does not answer in this session".to_owned()));
-            return Ok(());
-        }
         // One-sided reads are not seen by the server.
         if !self.work.is_empty() && self.last_request.elapsed() > self.idle_limit / 3 {
             self.request(Purpose::Ping, &Request::Ping);
@@ -369,9 +382,6 @@ impl Session {
             if !self.send(&message)? {
                 self.queued.push_front((message, has_reply));
                 break;
-            }
-            if has_reply && self.unanswered == 0 {
-                self.last_reply = Instant::now();
             }
             self.unanswered += usize::from(has_reply);
         }
@@ -457,7 +467,7 @@ impl Session {
         }
         let Some(purpose) = self.requests.remove(&header.request) else { return };
         self.unanswered = self.unanswered.saturating_sub(1);
-        self.last_reply = Instant::now();
+        self.silence = Duration::ZERO;
         let failure = match reply {
             Reply::Stale { now } => Some(Failure::Stale(*now)),
             Reply::NotGranted => Some(Failure::NotGranted),

@@ -12,7 +12,7 @@ const SIGNALS: core::ops::Range<c_int> = 1..32;
 /// A library of a provider may replace them: psm2, which Debian's libfabric loads, has handlers of
 /// SIGINT, SIGTERM and of faults from then on, which end the process with exit code 1.
 ///
-/// Handlers that other threads install meanwhile are lost.
+/// Handlers that other threads install meanwhile are lost. Calls are made one after another.
 pub(super) fn keep_handlers<T>(load: impl FnOnce() -> T) -> T {
     let signals = || SIGNALS.filter(|signal| ![SIGKILL, SIGSTOP].contains(signal));
     let before: Vec<_> = signals().map(|signal| (signal, handler(signal))).collect();

@@ -8,7 +8,6 @@ use std::ffi::CString;
 use libfabric_sys::*;
 
 use super::VERSION;
-use super::handlers::keep_handlers;
 use crate::{Error, Result};
 
 /// Kinds of registered memory that this crate knows.
@@ -140,17 +139,21 @@ fn list(library: &'static Library, provider: &str, node: Option<(IpAddr, u16, bo
     let service = if is_source { ptr::null() } else { pointer(&texts.1) };
     let flags = if is_source { FI_SOURCE } else { 0 };
     let mut found = List(library, ptr::null_mut());
-    // The first call loads the providers.
-    let result = keep_handlers(|| {
-        // SAFETY: the texts end with a zero, and the hints are of this library.
-        unsafe { library.fi_getinfo(VERSION, pointer(&texts.0), service, flags, hints.1, &raw mut found.1) }
-    });
+    // SAFETY: the texts end with a zero, and the hints are of this library.
+    let result =
+        unsafe { library.fi_getinfo(VERSION, pointer(&texts.0), service, flags, hints.1, &raw mut found.1) };
     match result {
         0 => Ok(found),
         // There is nothing.
         _ if -result == FI_ENODATA => Ok(List(library, ptr::null_mut())),
         _ => Err(failed(&library.text_of(result))),
     }
+}
+
+/// Lets libfabric load its providers, which its first call does.
+pub(super) fn load_providers(library: &'static Library) {
+    // What it finds, or why it fails, is of no interest.
+    let _ = list(library, "tcp", None);
 }
 
 /// Returns the names of the providers that libfabric offers, each once.

@@ -28,15 +28,19 @@ const VERSION: u32 = libfabric_sys::make_version(1, 17);
 /// Returns the library at a path. It is opened once, and never closed.
 pub(crate) fn library(path: &Path) -> Result<&'static Library> {
     static OPENED: Lock<Vec<(PathBuf, &'static Library)>> = Lock::new(Vec::new());
-    let known = OPENED.lock().iter().find(|(known, _)| known == path).map(|(_, library)| *library);
-    if let Some(library) = known {
+    // Other threads wait until it is loaded.
+    let mut opened = OPENED.lock();
+    if let Some((_, library)) = opened.iter().find(|(known, _)| known == path) {
         return Ok(library);
     }
-    // SAFETY: the path is the operator's setting, or the system's library of this name.
-    let opened = handlers::keep_handlers(|| unsafe { Library::open(path) });
-    let library = opened.map_err(|error| Error::NoLibrary(error.to_string()))?;
-    let library: &'static Library = Box::leak(Box::new(library));
-    OPENED.lock().push((path.to_owned(), library));
+    let library: &'static Library = handlers::keep_handlers(|| {
+        // SAFETY: the path is the operator's setting, or the system's library of this name.
+        let library = unsafe { Library::open(path) }.map_err(|error| Error::NoLibrary(error.to_string()))?;
+        let library = &*Box::leak(Box::new(library));
+        info::load_providers(library);
+        Ok::<_, Error>(library)
+    })?;
+    opened.push((path.to_owned(), library));
     Ok(library)
 }
 

@@ -21,10 +21,7 @@ pub(crate) fn pair(test: &str, producer: &str, importer: &str, size: usize) -> O
 /// Lets an importer read until it is stopped or a read fails. The first read may be late on a busy
 /// machine.
 fn begins_to_read(importer: &mut Child, command: &str) {
-    importer.tell(command);
-    while importer.reply() != "reading" {
-        importer.tell(command);
-    }
+    importer.ask_until(command, |reply| reply == "reading");
 }
 
 /// Waits until a producer has this many importers, and no grant.

@@ -1,6 +1,6 @@
 //! Networks that lose their link, or a part of their packets, or are slow. `tests/remote/run` runs
-//! these tests, with commands in the environment that change the network, and `tests/vm/run` that of
-//! a slow one.
+//! these tests, with commands in the environment that change the network, and `tests/vm/run` that
+//! of a slow one.
 
 use std::process::Command;
 use std::time::Instant;
