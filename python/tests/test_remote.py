@@ -30,6 +30,7 @@ ANOTHER_MACHINE = {
 
 # Of processes whose producer does not answer.
 PATIENCE = "3000"
+AN_HOUR = "3600000"
 
 # Messages and one-sided reads, one part and more than are in flight together.
 SIZES = (1, 100, 16256, 16257, (1 << 20) + 3, 40 << 20)
@@ -417,7 +418,7 @@ def be_interrupted(text: str) -> None:
 def test_interrupt_ends_a_fetch_from_a_frozen_producer(size: str) -> None:
     with process("produce", size) as producer:
         text = producer.line()
-        with process("be_interrupted_while_frozen", text, UMF_REMOTE_TIMEOUT_MS="3600000") as reader:
+        with process("be_interrupted_while_frozen", text, UMF_REMOTE_TIMEOUT_MS=AN_HOUR) as reader:
             assert reader.line() == "read"
             producer.freeze()
             reader.tell("go on")
