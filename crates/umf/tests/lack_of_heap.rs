@@ -61,6 +61,8 @@ fn warm_process_shares_blocks_without_heap() {
     for _ in 0..3 {
         share(&pool).unwrap();
     }
+    // What is done once in a while is due.
+    std::thread::sleep(Duration::from_millis(50));
     IS_EXHAUSTED.set(true);
     let shared = share(&pool);
     IS_EXHAUSTED.set(false);

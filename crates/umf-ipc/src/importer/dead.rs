@@ -164,8 +164,16 @@ impl ImporterInner {
     }
 
     fn sweep_once(&self, thorough: bool) {
-        let known: Vec<_> = self.producers.lock().iter().map(|(&id, it)| (id, Arc::clone(it))).collect();
-        let ended: Vec<_> = known.into_iter().filter(|(_, producer)| producer.has_ended()).collect();
+        let mut ended = Vec::new();
+        {
+            let producers = self.producers.lock();
+            // A later call sweeps if there is no memory now.
+            if ended.try_reserve_exact(producers.len()).is_err() {
+                return;
+            }
+            ended.extend(producers.iter().map(|(&id, producer)| (id, Arc::clone(producer))));
+        }
+        ended.retain(|(_, producer)| producer.has_ended());
         for (id, producer) in &ended {
             let mut producers = self.producers.lock();
             // Dropped without the lock.
